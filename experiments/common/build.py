@@ -150,7 +150,7 @@ def hot(
     rooms = [capacity or 1 for capacity in capacities]
     rows = popular_rows_of_groups(counts, tables, rooms)
   else:
-    sizes = compiled_of(recipe).row_bytes_by_table
+    sizes = compiled_of(recipe).row_bytes_by_table()
     rows = popular_rows(counts, config.hot.bytes, sizes, tables.offsets).rows
   return hot_rows(rows, tables.num_rows)
 

@@ -3,12 +3,18 @@
 from collections.abc import Callable, Iterator
 import math
 
+import jax
+import jax.numpy as jnp
+
 from experiments.common.meter import Meter
 from experiments.common.summary import Run
 from experiments.guarding import signs
+from slipstream_jax.data.admission import admit
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
-from slipstream_jax.training.evaluate import largest_element
 from slipstream_jax.training.loop import BadLoss, leave_out, StepRecord
+from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.types import Batch
 
 BAD_LOSS = 'bad_loss'
 """Kind of the lines of metrics that tell of one."""
@@ -132,3 +138,24 @@ def _at_checkpoint(error: BadLoss, saved: int | None) -> UserError:
   return UserError(
     error.rule, got=error.got, where=f'{error.where}; {kept}', hint=error.hint
   )
+
+
+def largest_element(trainer: TrainerParts, batch: Batch) -> float:
+  """Returns the largest absolute value in the rows that a batch looks up.
+
+  Raises:
+    UserError: a batch that the trainer could not train on.
+  """
+
+  def largest() -> float:
+    trainer.check_consistent()
+    lookups = admit(batch, trainer.shape, labelled=False).lookups
+    return float(to_host(_largest(trainer.engine.look_up(lookups)[0])))
+
+  return trainer.turns.run(largest)
+
+
+@jax.jit
+def _largest(rows: tuple[jax.Array, ...]) -> jax.Array:
+  of_groups = [jnp.abs(block.astype(jnp.float32)).max() for block in rows]
+  return jnp.stack(of_groups).max()

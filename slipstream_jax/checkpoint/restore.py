@@ -55,11 +55,7 @@ def restore(
 ) -> Position:
   """Restores a chain whose bytes were all checked.
 
-  Args:
-    trainer: unchanged if this fails.
-    place: where the chain is.
-    chain: of the checkpoint.
-    exact: whether to refuse quantized rows.
+  The trainer is unchanged if this fails. `exact` refuses quantized rows.
 
   Raises:
     UserError: it is of another model or other tables, or damaged.
@@ -104,8 +100,6 @@ def _put(
   # From here on a failure leaves the trainer inconsistent.
   with held(), trainer.changing('a restore'):
     trainer.state = state_of(trainer, arrays['state'])
-    # The seed gives untrained and reassigned rows their values in the run.
-    trainer.engine.renew_as(payload['seed'])
     _put_rows(trainer, place, chain)
     trainer.engine.swap_hot(payload.get('hot_here', False))
     for loss in payload.get('losses', ()):
@@ -134,7 +128,9 @@ def _put_rows(trainer: TrainerParts, place: Place, chain: Chain) -> None:
       if link is chain[0] or link is chain[-1]:  # only these become parents
         group.dirty.begin(token_of(place.url, link))
 
-  engine.reset([pieces(number) for number in range(len(engine.groups))])
+  # The seed gives untrained and reassigned rows their values in the run.
+  seed = chain[-1].payload['seed']
+  engine.reset([pieces(number) for number in range(len(engine.groups))], seed)
 
 
 def _check_rows(piece: Piece, group: GroupRows, where: str) -> None:

@@ -3,8 +3,8 @@
 A snapshot is created between two steps, and yields its rows with their values
 of that moment. The device's rows are copied at once. All others stay in place,
 and another thread reads them piece by piece. A write to a row that was not read
-yet first saves its old value. Saved values have a budget. When it is used up,
-the step waits for the other thread, and the wait is counted.
+yet first saves its old value. When saved values have used up their budget, the
+step waits for the other thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -108,7 +108,7 @@ class RowSnapshot:
       bits: the marked rows, as in `DirtyRows.bits`. Read-only.
       num_rows: N, rows of the group.
       row_bytes: bytes of a row and its state.
-      gather: reads rows of the host, called by either thread.
+      gather: reads rows of the host, in either thread.
       budget: bounds the saved values.
       piece_rows: the most rows of a piece.
     """
@@ -275,11 +275,13 @@ def begin_snapshot(
   host.before_write(None)
   nbytes = _PIECE_BYTES if host.counts is None else _DISK_PIECE_BYTES
 
-  def gather(rows: RowIds) -> RowBlock:
-    return host.gather(rows, len(rows))
-
   snapshot = RowSnapshot(
-    bits, group.num_rows, row_bytes, gather, budget, max(1, nbytes // row_bytes)
+    bits,
+    group.num_rows,
+    row_bytes,
+    lambda rows: host.gather(rows, len(rows)),
+    budget,
+    max(1, nbytes // row_bytes),
   )
   host.before_write = snapshot.before_write
   return snapshot

@@ -23,7 +23,7 @@ Ids = Int[np.ndarray, ' _']
 """Ids of one table, i64. A missing one is `MISSING`."""
 
 Kind = Literal['', 'int64', 'uint64', 'text']
-"""Kind of the ids; '' if there was none yet."""
+"""Kind of the ids, '' if there was none yet."""
 _RULE = 'ids must be integers or text'
 _INTEGERS = (
   *(pl.Int8, pl.Int16, pl.Int32, pl.Int64),
@@ -176,16 +176,10 @@ def _is_u64(values: np.ndarray) -> bool:
 def _present_values(
   ids: Any, where: str, *, spell: bool = False
 ) -> tuple[np.ndarray | pl.Series, np.ndarray | None, tuple[int, ...]]:
-  """Reads ids of any container.
+  """Returns the ids that are not missing, which they are, and the shape of all.
 
-  Args:
-    ids: as in `raw_ids`.
-    where: as in `UserError`.
-    spell: whether to spell truth values and integers of 128 bits as texts.
-
-  Returns:
-    The ids that are not missing, as an array of integers or a series of texts.
-    Which ids these are, None for all. The shape of all ids.
+  The ids are an array of integers or a series of texts. `spell` writes truth
+  values and integers of 128 bits as texts. If none is missing, which is None.
   """
   present = None
   series = _series(ids, where)

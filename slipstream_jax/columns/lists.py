@@ -53,19 +53,9 @@ def fitted(
   """Checks the lists of a feature, and converts their weights.
 
   If the feature has a `max_length` above 1, texts are split at the separator,
-  and a missing id or text is an empty list.
-
-  Args:
-    lists: ids of the feature.
-    name: name of the feature.
-    feature: its `max_length` and whether it is weighted.
-    rules: how lists are read.
-    place: where the column is, for errors.
-
-  Returns:
-    An array of lists has at most `max_length` columns. Lists end to end may
-    still be longer, if they are to be cut. Weights are f32, of the same form,
-    and 0 for padding.
+  and a missing id or text is an empty list. Arrays are cut to `max_length`
+  columns, but lists end to end may still be longer. Weights are f32, of the
+  same form, and 0 for padding.
 
   Raises:
     UserError: a list is too long, or weights are missing, superfluous, not
@@ -101,13 +91,9 @@ def fitted(
 def padded(
   lists: Lists, length: int, last: bool, fill: int
 ) -> Shaped[np.ndarray, 'n L']:
-  """Returns lists as an array, with `fill` after the end of each.
+  """Returns lists from `fitted` as an array, with `fill` after their ends.
 
-  Args:
-    lists: from `fitted`, with an array of values.
-    length: L.
-    last: whether the last values of long lists are used, not the first.
-    fill: the padding.
+  `last` uses the last values of long lists, not the first.
   """
   values = lists.values
   if lists.splits is None:

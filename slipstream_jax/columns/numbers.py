@@ -141,7 +141,7 @@ def read_matrix(
 
   Args:
     data: an array [n] or [n, w], or such arrays by name, as in a frame.
-    what: which numbers these are, such as 'dense features'.
+    what: which numbers these are, for errors.
     where: the argument.
     fill: replaces missing numbers.
     copied: as for `as_floats`.
@@ -220,11 +220,7 @@ def check_labels(labels: np.ndarray, where: Callable[[int], str]) -> None:
 
 
 def check_lengths(lengths: Mapping[str, int], where: str) -> int:
-  """Returns the number of examples that all columns have.
-
-  Raises:
-    UserError: they have unequal ones.
-  """
+  """Returns the one length of all columns, or raises a `UserError`."""
   sizes = list(lengths.values())
   if len(set(sizes)) > 1:
     raise UserError(

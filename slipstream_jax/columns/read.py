@@ -44,8 +44,8 @@ class Lists(NamedTuple):
   """
 
   values: Any
-  """[n], one value each; [n, W], lists of one length, in which the integer -1
-  is padding; or [m], lists end to end."""
+  """[n], one value each. Or [n, W], lists of one length, in which the integer
+  -1 is padding. Or [m], lists end to end."""
   splits: Int[np.ndarray, ' n_and_1'] | None = None
   """Start of each list that lies end to end, and the end of the last, i64."""
   weights: 'Lists | None' = None
@@ -82,7 +82,7 @@ class Lists(NamedTuple):
 
   @property
   def padding(self) -> Bool[np.ndarray, 'n W'] | None:
-    """Which values of an array of lists are padding. None: no such array."""
+    """True where an array of lists has padding. None for other columns."""
     ids = self.values
     if len(self.shape) == 2 and ids.dtype.kind == 'i':
       padding: np.ndarray = ids == -1
@@ -108,7 +108,7 @@ def read(column: Any, place: Place) -> Lists:
 
   Args:
     column: an array, a list, or a column of polars, pandas or arrow, of values
-      or of lists; `Ragged` or a tuple like it; or a tf.RaggedTensor.
+      or of lists. Or `Ragged`, a tuple like it, or a tf.RaggedTensor.
     place: where it is, for errors.
 
   Raises:
@@ -165,7 +165,7 @@ def read_plain(column: Any, place: Place) -> Any:
 
 
 def as_objects(values: Any) -> np.ndarray:
-  """Returns values as an array; a series with missing values as objects."""
+  """Returns values as an array, and a series as an array of objects."""
   if not isinstance(values, pl.Series):
     return np.asarray(values)
   objects = np.empty(len(values), object)
@@ -204,17 +204,17 @@ def frozen(values: Any) -> Any:
 
 def kept(column: Any) -> Any:
   """Copies a column of a frame, so that its owner may change it."""
+  if library(column) == 'pyarrow':
+    return column.take(np.arange(len(column)))
   if library(column) == 'pandas':
     column = np.asarray(column)
-  elif library(column) == 'pyarrow':
-    column = pl.Series(column)
   if isinstance(column, np.ndarray | pl.Series) and column.dtype != object:
     return frozen(column)
   return copy.deepcopy(column)  # with the lists in it
 
 
 def names_of(frame: Any) -> tuple[str, ...] | None:
-  """Returns the names of a frame's columns, or of a dict's; None for others.
+  """Returns the names of the columns of a frame or dict, None for others.
 
   Raises:
     UserError: a lazy frame, which holds no columns yet.

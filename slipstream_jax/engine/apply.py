@@ -1,9 +1,8 @@
 """Device programs of a plan, and the arrays of indices that they take.
 
 Slots past the device's last row mean that the row is not there. They read as 0
-and are not written. Positions past the block's last row are padding. All slots
-or positions in an array are unique, including padding, because `unique_indices`
-promises that to XLA.
+and are not written. Positions past the block's last row are padding. All in an
+array are unique, including padding, as `unique_indices` promises to XLA.
 """
 
 import functools
@@ -12,94 +11,57 @@ from typing import no_type_check
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
-import numba
 import numpy as np
 
+from slipstream_jax.hashing import kernel
 from slipstream_jax.placement import bucket
 from slipstream_jax.types import Positions, RowBlock, Slots
-
-# Compiled loops, as numpy would take several passes over i64 arrays.
-_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 
 def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
   """Pads slots to their bucket. Padding and -1 become slots past the last."""
-  padded = np.empty(bucket(len(slots)), np.int32)
-  _pad_slots(slots, device_rows, padded)
-  return padded
-
-
-@_kernel
-@no_type_check
-def _pad_slots(slots: np.ndarray, past: int, out: np.ndarray) -> None:
-  """Copies slots. Each absent row and all padding get distinct numbers.
-
-  Args:
-    slots: integer[U], -1 where a row has none.
-    past: the first number that is not a slot.
-    out: i32[P], P >= U.
-  """
-  for i in range(len(out)):
-    out[i] = past + i
-  for u in range(len(slots)):
-    if slots[u] >= 0:
-      out[u] = slots[u]
+  return padded(slots, device_rows, bucket(len(slots)))
 
 
 def pad_positions(positions: Positions, rows: int) -> Int[np.ndarray, ' Q']:
   """Pads positions in a block of `rows` rows to a bucket, i32."""
-  padded = np.empty(bucket(len(positions), smallest=1024), np.int32)
-  _pad_positions(positions, rows, padded)
-  return padded
+  return padded(positions, rows, bucket(len(positions), smallest=1024))
 
 
-@_kernel
+# A compiled loop, as numpy would take several passes over i64 arrays.
+@kernel
 @no_type_check
-def _pad_positions(positions: np.ndarray, past: int, out: np.ndarray) -> None:
-  """Copies positions and pads them with numbers that are not positions.
-
-  Args:
-    positions: integer[q].
-    past: the first such number.
-    out: i32[Q], Q >= q.
-  """
-  count = len(positions)
-  for i in range(count):
-    out[i] = positions[i]
-  for i in range(count, len(out)):
-    out[i] = past + i - count
+def padded(slots: np.ndarray, past: int, size: int) -> np.ndarray:
+  """Returns i32[size], with numbers from `past` on for padding and for -1."""
+  out = np.empty(size, np.int32)
+  for i in range(size):
+    if i < len(slots) and slots[i] >= 0:
+      out[i] = slots[i]
+    else:
+      out[i] = past
+      past += 1
+  return out
 
 
-def sources(
-  at: Int[np.ndarray, ' load'], loaded: int, held: int, size: int
-) -> Int[np.ndarray, ' Q']:
+@kernel
+@no_type_check
+def sources(at: np.ndarray, loaded: int, held: int, size: int) -> np.ndarray:
   """Returns the source of each row for `join`, i32[size].
 
-  Args:
-    at: place of each row in the held block, or -1 if it comes from the host, in
-      this order.
-    loaded: L, rows from the host with padding.
-    held: S, held rows with padding.
-    size: Q, at least as many as rows.
+  `at` has the place of each row in the held block, or -1 if it is loaded. There
+  are `loaded` and `held` rows, with padding.
   """
   source = np.empty(size, np.int32)
-  _sources(at, loaded, held, source)
-  return source
-
-
-@_kernel
-@no_type_check
-def _sources(at: np.ndarray, loaded: int, held: int, out: np.ndarray) -> None:
-  """Writes the result of `sources` to `out`, i32[Q]."""
   from_host = 0
   for i in range(len(at)):
     if at[i] >= 0:
-      out[i] = loaded + at[i]
+      source[i] = loaded + at[i]
     else:
-      out[i] = from_host
+      source[i] = from_host
       from_host += 1
-  for i in range(len(at), len(out)):
-    out[i] = loaded + held + i
+  for i in range(len(at), size):
+    source[i] = loaded + held + i
+  return source
 
 
 @jax.jit
@@ -131,7 +93,7 @@ def assemble(
   """
   # One program, so that XLA can write in place into what it gathered.
   if joined is not None:
-    loaded = _join(loaded, *joined)
+    loaded = join(loaded, *joined)
   return _put(_take(kept, slots), positions, loaded), slots, positions
 
 
@@ -141,13 +103,12 @@ def join(
 ) -> RowBlock:
   """Returns rows [Q, ...] of `loaded` [L, ...] and of `held` [S, ...].
 
-  Args:
-    loaded: rows from the host.
-    held: rows of the previous step.
-    source: place of each row in `loaded`, or L + its place in `held`. Beyond
-      both, the row is 0.
+  The source of a row is its place in `loaded`, or L + its place in `held`.
+  Beyond both, the row is 0.
   """
-  return _join(loaded, held, source)
+  # Faster on a CPU than a gather followed by a select or scatter.
+  both = jax.tree.map(lambda *parts: jnp.concatenate(parts), loaded, held)
+  return _take(both, source)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -172,25 +133,11 @@ def write_and_take(
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def zeros_like(block: RowBlock, rows: int) -> RowBlock:
-  """Returns zeros [rows, ...] of the block's dtypes."""
-  return jax.tree.map(
-    lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), block
-  )
-
-
-@functools.partial(jax.jit, static_argnums=1)
 def first_rows(
   rows: Float[jax.Array, 'P D'], count: int
 ) -> Float[jax.Array, 'H D']:
   """Returns the first `count` rows, [count, D]."""
   return rows[:count]
-
-
-def _join(loaded: RowBlock, held: RowBlock, source: jax.Array) -> RowBlock:
-  # Faster on a CPU than a gather followed by a select or scatter.
-  both = jax.tree.map(lambda *parts: jnp.concatenate(parts), loaded, held)
-  return _take(both, source)
 
 
 def _take(block: RowBlock, at: jax.Array) -> RowBlock:

@@ -48,12 +48,9 @@ def handing_over() -> Iterator[None]:
 
 
 def to_step(tree: Any) -> Any:
-  """Puts numpy arrays on the device, as `to_device`, for arrays of every step.
+  """Puts numpy arrays that will not be written again on the device, in steps.
 
   It runs an identity program, compiled for each set of shapes.
-
-  Args:
-    tree: numpy arrays that will not be written again.
   """
   with handing_over():
     return _handed_on(tree)
@@ -66,11 +63,7 @@ def _handed_on(tree: Any) -> Any:
 
 
 def to_cpu(tree: Any, *, owned: bool = False) -> Any:
-  """Returns the leaves of `tree` as JAX arrays on the CPU.
-
-  Args:
-    tree: any. Leaves already on the CPU stay.
-    owned: as in `to_device`.
+  """Returns the leaves of `tree` as JAX arrays on the CPU; see `to_device`.
 
   Raises:
     UserError: JAX was started without a CPU.
@@ -114,7 +107,10 @@ def start_to_host(tree: Any) -> None:
   Does not wait. A later `to_host` finds them there.
   """
   for leaf in jax.tree.leaves(tree):
-    if _is_remote(leaf):
+    # numpy reads a CPU array's memory directly.
+    if isinstance(leaf, jax.Array) and any(
+      device.platform != 'cpu' for device in leaf.devices()
+    ):
       leaf.copy_to_host_async()
 
 
@@ -123,18 +119,10 @@ def to_host(tree: Any) -> Any:
   # `jax.device_get` is six times slower on the leaves of a batch.
   with TraceAnnotation('get'):
     start_to_host(tree)
-    return jax.tree.map(_as_numpy, tree)
-
-
-def _is_remote(leaf: Any) -> bool:
-  # numpy reads a CPU array's memory directly.
-  return isinstance(leaf, jax.Array) and any(
-    device.platform != 'cpu' for device in leaf.devices()
-  )
-
-
-def _as_numpy(leaf: Any) -> Any:
-  return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+    return jax.tree.map(
+      lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf,
+      tree,
+    )
 
 
 # From malloc.h.

@@ -1,6 +1,5 @@
 """Exact counts of what training moved and used, summed over steps."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from slipstream_jax.placement import Plan
@@ -41,12 +40,7 @@ def merge(a: Counters, b: Counters) -> Counters:
 
 
 def moved(plan: Plan, row_bytes: int) -> Counters:
-  """Counts what one step uses and moves under a group's plan.
-
-  Args:
-    plan: the step's plan.
-    row_bytes: bytes of a row of the group and its row state.
-  """
+  """Counts what one step uses and moves under a group's plan."""
   loaded, stored = len(plan.load), len(plan.store) + len(plan.evict)
   return Counters(
     lookups=plan.lookups,
@@ -58,30 +52,3 @@ def moved(plan: Plan, row_bytes: int) -> Counters:
     bytes_loaded=loaded * row_bytes,
     bytes_stored=stored * row_bytes,
   )
-
-
-def of_step(
-  plans: Sequence[Plan],
-  row_bytes: Sequence[int],
-  seen: int,
-  trained: int,
-  dropped: int,
-  crossed: Sequence[Counters] | None = None,
-) -> Counters:
-  """Counts what a step did.
-
-  Args:
-    plans: one per group.
-    row_bytes: bytes of a row of each group and its row state.
-    seen: examples that the source delivered since the previous step.
-    trained: examples of the step without padding.
-    dropped: dropped examples among those seen.
-    crossed: per group what was used and crossed the link. None: rows with their
-      state, as planned.
-  """
-  total = Counters(
-    examples_seen=seen, examples_trained=trained, examples_dropped=dropped
-  )
-  for one in crossed or map(moved, plans, row_bytes):
-    total = merge(total, one)
-  return total

@@ -1,22 +1,19 @@
 """Marks of the rows of a group that changed, a bit per row and token.
 
-Rows are marked as a step's rows are stored: the rows of its plan except frozen
-ones, and the reassigned rows. Marks do not depend on the placement. A token is
-what changes are counted from: the last checkpoint, the base of its chain, or
-None, the untrained rows. Each token has its own bits, so a failed checkpoint
-can be forgotten without affecting others.
+Marks do not depend on the placement. A token is what changes are counted from:
+the last checkpoint, the base of its chain, or None, the untrained rows. Each
+token has its own bits, so a failed checkpoint can be forgotten without
+affecting others.
 """
 
 from collections.abc import Collection, Hashable
 from typing import no_type_check
 
-import numba
 import numpy as np
 
-from slipstream_jax.placement import Plan, StaleRows
-from slipstream_jax.types import ReassignedRows, RowIds
-
-_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
+from slipstream_jax.hashing import kernel
+from slipstream_jax.placement import Plan
+from slipstream_jax.types import ReassignedRows, RowIds, StaleRows
 
 Token = Hashable
 """What changes are counted from. None: the untrained rows."""
@@ -37,24 +34,13 @@ class DirtyRows:
   def mark(
     self, plan: Plan, frozen: StaleRows | None, reassigned: ReassignedRows
   ) -> None:
-    """Marks the rows that a step changes.
-
-    Args:
-      plan: of the step.
-      frozen: which hot rows are frozen. None: none is.
-      reassigned: rows that are reassigned with the step.
-    """
+    """Marks the rows that a step changes or reassigns, except frozen ones."""
     if frozen is None or plan.hot is None:
       mark(self._now, plan.rows)
     else:
       _mark_moving(self._now, plan.rows, plan.hot, frozen)
     if len(reassigned):
       mark(self._now, reassigned)
-
-  def clear(self) -> None:
-    """Forgets all tokens. All rows are untrained."""
-    self._now = self._none()
-    self._since = {None: self._none()}
 
   def add(self, changed: RowIds) -> None:
     """Marks rows whose untrained values were replaced."""
@@ -95,7 +81,7 @@ class DirtyRows:
     self._now[:] = 0
 
 
-@_kernel
+@kernel
 @no_type_check
 def mark(bits: np.ndarray, rows: np.ndarray) -> None:
   """Sets the bits of rows, i64[U], as in `DirtyRows.bits`."""
@@ -103,18 +89,14 @@ def mark(bits: np.ndarray, rows: np.ndarray) -> None:
     bits[row >> 3] |= np.uint8(1 << (row & 7))
 
 
-@_kernel
+@kernel
 @no_type_check
 def _mark_moving(
   bits: np.ndarray, rows: np.ndarray, hot: np.ndarray, frozen: np.ndarray
 ) -> None:
-  """Sets the bits of those rows that are not frozen.
+  """Sets the bits of those rows, i64[U], that are not frozen.
 
-  Args:
-    bits: as in `mark`.
-    rows: i64[U].
-    hot: integer[U], place of each row among the hot rows. H if it is cold.
-    frozen: bool[H], which hot rows are frozen.
+  Their places among the hot rows are `hot`, H if cold, and frozen is bool[H].
   """
   for u in range(len(rows)):
     place = hot[u]

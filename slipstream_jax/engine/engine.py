@@ -1,21 +1,19 @@
-"""Engine: executes plans on the rows of all tables, on host and device.
+"""Engine: executes plans on the rows of all tables, on host and device."""
 
-Rows are handled group by group, in the order of `TableSet.groups`. The engine
-has one count of steps and one count of what moved.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import functools
 import weakref
 
+import jax
+from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.engine import counters
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
+from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.selection.hot import hot_by_group, stale_by_group
 from slipstream_jax.store.base import Storage
@@ -31,6 +29,7 @@ from slipstream_jax.types import (
   RowBlock,
   RowIds,
   Rows,
+  StaleRows,
 )
 
 # More steps than any run takes. `step // _MANY_STEPS` counts restores, and the
@@ -66,11 +65,7 @@ class Engine:
   ) -> None:
     """Sets all rows to their first values.
 
-    Args:
-      untrained: the tables and their rows' first values.
-      placements: one per group.
-      hot: the hot rows, in any order.
-      storage: keeps the rows that the device does not.
+    There is one placement per group. The hot rows come in any order.
 
     Raises:
       UserError: a placement needs hot rows.
@@ -90,14 +85,10 @@ class Engine:
     self.groups = tuple(GroupRows(*values, count) for values in of_all)
 
   def choose_hot(self, hot: HotRows, placements: Sequence[Placement]) -> None:
-    """Chooses hot rows where there are none yet.
+    """Chooses hot rows, in any order, where there are none yet.
 
-    Batches that were planned before know none of them. Plan them again.
-
-    Args:
-      hot: the hot rows, of any order.
-      placements: one per group, from here on. Rows move only where a group
-        gets another placement than it had.
+    Plan again the batches that were planned before. Rows move only where a
+    group gets another placement than it had.
     """
     assert self.hot is None
     self.hot, of_groups = hot_by_group(hot, self.tables)
@@ -116,10 +107,7 @@ class Engine:
     return out
 
   def pieces_of(self, table: str) -> Iterator[Array]:
-    """Yields a table's rows in order, some MiB at a time.
-
-    No step may be taken before the last piece.
-    """
+    """Yields a table's rows in order. See `GroupRows.pieces`."""
     first, size = self.tables.first_rows[table], self.tables.tables[table].rows
     parts = self.tables.in_groups(np.array([first]))
     (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
@@ -127,18 +115,19 @@ class Engine:
     for _, block in self.groups[number].pieces(start, start + size):
       yield block.rows
 
-  def renew_as(self, seed: int) -> None:
-    """Sets the seed of the first values of rows that are reassigned later."""
-    self.untrained = self.untrained._replace(seed=seed)
-    for number, group in enumerate(self.groups):
-      group.first = self.untrained.first(number)
-
-  def reset(self, pieces: Sequence[Iterable[Piece]] | None = None) -> None:
+  def reset(
+    self,
+    pieces: Sequence[Iterable[Piece]] | None = None,
+    seed: int | None = None,
+  ) -> None:
     """Sets all rows to their first values, or to those of the pieces.
 
     Args:
       pieces: per group, other values of some rows, as in `GroupRows.reset`.
+      seed: of the first values from here on. None: as before.
     """
+    if seed is not None:
+      self.untrained = self.untrained._replace(seed=seed)
     self.changed = False
     self.step += _MANY_STEPS  # no plan holds any more
     for number, group in enumerate(self.groups):
@@ -168,18 +157,14 @@ class Engine:
   @property
   def slot_maps(self) -> tuple[RowIds | None, ...]:
     """Per group the row in each slot of the device, as in `Placement.keeps`."""
-    return tuple(group.slot_map for group in self.groups)
+    return tuple(group.kept.rows for group in self.groups)
 
   def restored_since(self, step: int) -> bool:
     """Whether all rows were replaced since that step."""
     return step // _MANY_STEPS != self.step // _MANY_STEPS
 
   def check_step(self, step: int) -> None:
-    """Checks that a plan made for `step` is the next one to execute.
-
-    Raises:
-      UserError: a step was taken in between, or was left out.
-    """
+    """Raises UserError if a plan made for `step` is not the next to execute."""
     if step != self.step:
       raise UserError(
         f'the plan holds for step {step % _MANY_STEPS} of the engine',
@@ -201,14 +186,14 @@ class Engine:
         group.host.prefetch(plan.rows[plan.load])
 
   def load(
-    self, plans: Plans, reassigned: Reassigned | None = None
+    self,
+    plans: Plans,
+    reassigned: Reassigned | None = None,
+    on_host: bool = False,
   ) -> tuple[RowBlock, ...]:
-    """Returns per group the plan's rows on the device. See `GroupRows.load`.
+    """Returns per group the plan's rows. See `GroupRows.load`.
 
-    Args:
-      plans: of the batch.
-      reassigned: per group, rows that are loaded with their first values. Only
-        `store` changes these rows where they are kept.
+    Reassigned rows change only with `store` where they are kept.
 
     Raises:
       UserError: a plan expects other rows in the slots. Nothing changed.
@@ -216,66 +201,30 @@ class Engine:
     for group, plan in zip(self.groups, plans, strict=True):
       group.kept.check(plan)
     of_groups = zip(self.groups, plans, reassigned or self._none, strict=True)
-    return tuple(group.load(plan, rows) for group, plan, rows in of_groups)
+    return tuple(
+      group.load(plan, rows, on_host) for group, plan, rows in of_groups
+    )
 
   def store(
     self,
     plans: Plans,
     blocks: Sequence[RowBlock],
     reassigned: Reassigned | None = None,
+    on_host: bool = False,
   ) -> None:
     """Stores the step's rows of the plans that were loaded.
 
-    Does not wait for a step: rows for the host are copied in the background.
+    See `GroupRows.store`.
     """
     self.changed = True
     self.step += 1
     for group, plan, block, rows in zip(
       self.groups, plans, blocks, reassigned or self._none, strict=True
     ):
-      group.store(plan, block, rows)
-
-  def gather_on_host(
-    self, plans: Plans, reassigned: Reassigned | None = None
-  ) -> tuple[RowBlock, ...]:
-    """Returns per group the plan's rows and their state on the host, padded.
-
-    For steps that change rows on the host, so all rows must be there. Copies of
-    frozen rows on the device are ignored. Nothing changes until
-    `scatter_on_host`.
-
-    Args:
-      plans: of the batch.
-      reassigned: per group, rows that are returned with their first values.
-    """
-    blocks = []
-    for group, plan, rows in zip(
-      self.groups, plans, reassigned or self._none, strict=True
-    ):
-      group.write_back()  # completes the write-backs
-      blocks.append(group.gather(plan.rows, bucket(len(plan.rows)), rows))
-    return tuple(blocks)
-
-  def scatter_on_host(
-    self,
-    plans: Plans,
-    blocks: Sequence[RowBlock],
-    reassigned: Reassigned | None = None,
-  ) -> None:
-    """Writes the blocks of `gather_on_host`, changed and as numpy arrays."""
-    self.changed = True
-    self.step += 1
-    for group, plan, block, rows in zip(
-      self.groups, plans, blocks, reassigned or self._none, strict=True
-    ):
-      group.scatter(plan, block, rows)
+      group.store(plan, block, rows, on_host)
 
   def swap_hot(self, here: bool) -> None:
-    """Moves the hot rows to the device, or back, where placements swap them.
-
-    Moves and counts all of them, as of the last step. Does nothing if they are
-    there already.
-    """
+    """Moves the hot rows to the device, or back, where placements swap them."""
     for group in self.groups:
       group.swap_hot(here)
 
@@ -300,24 +249,13 @@ class Engine:
     self.counters = counters.merge(self.counters, step)
 
   def freeze(self, stale: StaleRows | None) -> None:
-    """Freezes the stale rows from here on. None: no row is frozen.
-
-    Call it before loading the first step that was planned with them.
-    """
+    """Freezes the stale rows of all groups. See `GroupRows.freeze`."""
     masks = stale_by_group(stale, self.hot_of_groups)
-    self.freeze_groups(dict(enumerate(masks)))
-
-  def freeze_groups(self, masks: Mapping[int, StaleRows | None]) -> None:
-    """Freezes stale rows of some groups, by group number."""
-    for group, mask in masks.items():
-      self.groups[group].freeze(mask)
+    for group, mask in zip(self.groups, masks, strict=True):
+      group.freeze(mask)
 
   def hot_rows_now(self) -> tuple[Rows, ...]:
-    """Returns per group the current hot rows [H_g, D_g].
-
-    They may be the arrays that the device keeps, which the next `store` donates
-    and so deletes. Use or copy them before that.
-    """
+    """Returns per group the current hot rows. See `GroupRows.hot_rows_now`."""
     return tuple(group.hot_rows_now() for group in self.groups)
 
   def plan(self, lookups: Lookups) -> Plans:
@@ -328,9 +266,17 @@ class Engine:
       plans.append(plan_with(unique, group.kept.slots_of(unique.rows)))
     return tuple(plans)
 
-  def read_back(self) -> tuple[RowBlock, ...]:
-    """Returns per group all rows with their state on the host, read-only.
+  def look_up(
+    self, lookups: Lookups
+  ) -> tuple[tuple[Float[jax.Array, '_P _D'], ...], tuple[np.ndarray, ...]]:
+    """Returns per group the unique rows [P, D], and the place of each lookup.
 
-    Reads do not count as stores.
+    They are of a single batch outside of training. Plans remain valid.
     """
+    plans = self.plan(lookups)
+    rows = tuple(block.rows for block in self.load(plans))
+    return rows, tuple(plan.inverse for plan in plans)
+
+  def read_back(self) -> tuple[RowBlock, ...]:
+    """Returns per group all rows with their state on the host, read-only."""
     return tuple(group.read_back() for group in self.groups)

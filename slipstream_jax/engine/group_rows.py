@@ -1,11 +1,10 @@
 """Rows of one group of tables: on the host, on the device, and in transfer.
 
-In each step, `load` brings a batch's unique rows to the step, and `store`
-returns the changed rows to where the plan keeps them. The step sees the same
-padded block under every placement. So one compiled program trains them all, and
-placement changes no number.
+The step sees the same padded block under every placement. So one compiled
+program trains them all, and placement changes no number.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
 import operator
 
@@ -16,24 +15,18 @@ import numpy as np
 from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import (
   handing_over,
+  start_to_host,
   to_device,
   to_host,
   to_step,
 )
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.dirty import DirtyRows
-from slipstream_jax.engine.kept import (
-  AllDeviceRows,
-  DeviceIndices,
-  DeviceRows,
-  FrozenCopies,
-  NO_INDICES,
-)
-from slipstream_jax.engine.write_back import Forwarded, WriteBackQueue
-from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
-from slipstream_jax.placement.base import NO_ROWS
+from slipstream_jax.engine.kept import DeviceRows, Indices
+from slipstream_jax.placement import bucket, Placement, Plan
+from slipstream_jax.placement.base import link, NO_ROWS
 from slipstream_jax.store.base import FirstRows, pieces_of, RowStore, set_rows
-from slipstream_jax.store.helpers import ALONE
+from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.types import (
   HotRows,
@@ -43,10 +36,75 @@ from slipstream_jax.types import (
   RowIds,
   Rows,
   Slots,
+  StaleRows,
 )
 
 Piece = tuple[RowIds, RowBlock]
 """Some unique rows and their values."""
+
+
+class WriteBackQueue:
+  """Queue of rows for the host, in order, and the last step's block.
+
+  Rows that a step stores are copied while the next step runs. They are in the
+  host's store before the step after that gathers anything. The next step needs
+  them earlier, and takes them from the block of the step before (forwarding).
+  """
+
+  def __init__(self, store: RowStore) -> None:
+    """Makes an empty queue for this store."""
+    self._store = store
+    self._rows = collections.deque[tuple[RowIds, RowBlock]]()
+    self._last: tuple[Plan, RowBlock] | None = None
+
+  def evicted(self, rows: RowIds, block: RowBlock) -> None:
+    """Queues evicted rows, none of which is in the next batch."""
+    start_to_host(block)
+    self._rows.append((rows, block))
+
+  def stored(self, plan: Plan, block: RowBlock | None) -> None:
+    """Queues the rows `plan.store` of a step, padded. None: there are none."""
+    self._last = None
+    if block is not None:
+      self._last = plan, block
+      self.evicted(plan.rows[plan.store], block)
+
+  def settle(self, *, last: bool, helpers: Helpers = ALONE) -> None:
+    """Writes queued rows to the store.
+
+    Those of the last step are written only if `last`, which waits for the step.
+    """
+    held = None if self._last is None or last else self._last[1]
+    while self._rows and self._rows[0][1] is not held:
+      rows, block = self._rows[0]
+      values = to_host(block)
+      with TraceAnnotation('scatter'):
+        self._store.scatter(rows, values, helpers)
+      self._rows.popleft()  # only now, so that an interrupted write is repeated
+    if last:  # the store may change them now, so they must not be forwarded
+      self._last = None
+
+  def forwarded(
+    self, plan: Plan, reassigned: ReassignedRows
+  ) -> tuple[RowBlock, Positions] | None:
+    """Returns the rows to take from the last step, or None if there are none.
+
+    They are the block of the rows that it stored, padded, on the device, and
+    the place there of each row to load, or -1 if it comes from the host, as
+    reassigned rows do.
+    """
+    if self._last is None or not len(plan.load):
+      return None
+    before, block = self._last
+    forward = plan.forward
+    # The planner linked the plans, unless other batches came in between.
+    if forward is None or forward.before is not before.rows:
+      forward = link(before, plan).forward
+      assert forward is not None
+    at = forward.at
+    if len(reassigned):
+      at = np.where(np.isin(plan.rows[plan.load], reassigned), -1, at)
+    return block, at
 
 
 class GroupRows:
@@ -80,12 +138,7 @@ class GroupRows:
   ) -> None:
     """Sets all rows to their first values.
 
-    Args:
-      placement: which rows stay on the device.
-      host: keeps the other rows, for this group only.
-      first: first values of the rows.
-      hot: as the attribute.
-      count: called with what is moved outside of steps.
+    `count` is called with what is moved outside of steps.
 
     Raises:
       UserError: the placement needs hot rows.
@@ -95,7 +148,6 @@ class GroupRows:
     self.row_bytes, self.none = host.row_bytes, first.rows(NO_ROWS)
     self.helpers, self._count = ALONE, count
     self._hot_rows = NO_ROWS if hot is None else hot.rows
-    self.dirty = DirtyRows(self.num_rows)
     self.reset(first)
 
   def choose_hot(self, hot: HotRows, placement: Placement) -> None:
@@ -111,11 +163,9 @@ class GroupRows:
   def reset(self, first: FirstRows, pieces: Iterable[Piece] = ()) -> None:
     """Sets all rows to their first values, or to those of the pieces.
 
-    Args:
-      first: first values of the rows.
-      pieces: other values of some rows. Later pieces replace earlier ones.
+    Later pieces replace earlier ones.
     """
-    self.dirty.clear()
+    self.dirty = DirtyRows(self.num_rows)
     self.first = first
     keeps = self._free_device()
     # Rows for the device are set in host memory first.
@@ -126,7 +176,7 @@ class GroupRows:
       store.scatter(rows, block)
     if keeps is None:
       self.host.drop()
-      self.kept = AllDeviceRows(to_device(store.table(), owned=True))
+      self.kept = DeviceRows(to_device(store.table(), owned=True), None)
       self._count_loads(self.num_rows, self.row_bytes)
     else:
       self._keep_some(keeps)
@@ -134,8 +184,6 @@ class GroupRows:
   def _free_device(self) -> RowIds | None:
     """Drops the device's rows. Returns the row that each slot is to keep."""
     self.frozen: StaleRows | None = None
-    # The last loaded plan, and its device arrays.
-    self._placed: tuple[Plan, DeviceIndices] | None = None
     # Frees memory before more is allocated.
     self.kept = DeviceRows(self.none, NO_ROWS)
     self.write_backs = WriteBackQueue(self.host)
@@ -157,13 +205,12 @@ class GroupRows:
   def swap_hot(self, here: bool) -> None:
     """Moves the hot rows to the device, or back, if the placement swaps them.
 
-    Does nothing if they are there already.
+    Counts all of them. Does nothing if they are there already.
     """
     swaps = self.placement.swaps and len(self._hot_rows)
     if not swaps or here == self.hot_here:
       return
     self.write_back()
-    self.write_backs, self._placed = WriteBackQueue(self.host), None
     rows = self._hot_rows if here else NO_ROWS
     self.kept = DeviceRows(self._copy_of(rows, len(rows)), rows.copy())
     moved = len(self._hot_rows)
@@ -178,13 +225,13 @@ class GroupRows:
     """Whether the device has the hot rows of a placement that swaps them."""
     return self.placement.swaps and bool(self.kept.size)
 
-  @property
-  def slot_map(self) -> RowIds | None:
-    """Row in each of the device's slots, as in `Placement.keeps`."""
-    return self.kept.rows
-
-  def load(self, plan: Plan, reassigned: ReassignedRows = NO_ROWS) -> RowBlock:
-    """Returns the plan's rows on the device, padded with zeros to their bucket.
+  def load(
+    self,
+    plan: Plan,
+    reassigned: ReassignedRows = NO_ROWS,
+    on_host: bool = False,
+  ) -> RowBlock:
+    """Returns the plan's rows, padded with zeros to their bucket.
 
     Rows that left the device reach the host's store after the next step was
     dispatched. So loading never waits for the step under way: its stored rows
@@ -194,7 +241,12 @@ class GroupRows:
     Args:
       plan: of the batch.
       reassigned: unique rows that are loaded with their first values.
+      on_host: whether to return them on the host, where all rows must be. Then
+        it waits for the write-backs.
     """
+    if on_host:
+      self.write_back()
+      return self._gather(plan.rows, bucket(len(plan.rows)), reassigned)
     # First, as the batch may need these rows again.
     self.write_backs.settle(last=False, helpers=self.helpers)
     if len(plan.evict):
@@ -202,10 +254,10 @@ class GroupRows:
       evicted = self.kept.gather(plan.evict_slots)
       self.write_backs.evicted(plan.evict, evicted)
     forwarded = self.write_backs.forwarded(plan, reassigned)
-    block, placed = self._assemble(
+    block, indices = self._assemble(
       self.kept.block, plan.rows, plan.slots, plan.load, forwarded, reassigned
     )
-    self._placed = plan, placed
+    self.kept.loaded = plan, indices
     if len(reassigned):
       there = np.isin(plan.rows, reassigned)
       there[plan.load] = False
@@ -219,27 +271,18 @@ class GroupRows:
     rows: RowIds,
     slots: Slots,
     load: Positions,
-    forwarded: Forwarded | None = None,
+    forwarded: tuple[RowBlock, Positions] | None = None,
     reassigned: ReassignedRows = NO_ROWS,
-  ) -> tuple[RowBlock, DeviceIndices]:
-    """Returns rows on the device [P, ...], loading those at positions `load`.
+  ) -> tuple[RowBlock, Indices]:
+    """Returns rows on the device [P, ...], and arrays for `kept.write`.
 
-    Args:
-      kept: rows that the device keeps, with or without their state.
-      rows: of the step.
-      slots: their slots in `kept`.
-      load: positions of the rows to load.
-      forwarded: rows among these that come from the previous step.
-      reassigned: rows that are loaded with their first values.
-
-    Returns:
-      The rows, and device arrays that `kept.write` can reuse.
+    If the rows in `kept` have no state, no state is moved.
     """
     size = len(kept.rows)
     if size and not len(load):
       with handing_over():
         block, at_slots = apply.gather_at(kept, apply.pad_slots(slots, size))
-      return block, DeviceIndices(at_slots)
+      return block, (at_slots, None)
     loaded, room = rows[load], bucket(len(rows))
     if size:
       padded = apply.pad_slots(slots, size)
@@ -252,28 +295,22 @@ class GroupRows:
       some = bucket(len(loaded), smallest=1024)
       source = apply.sources(at, some, len(held.rows), room)
       room = some
-    block = self.gather(loaded, room, reassigned)
-    if not kept.state:  # row state is not wanted, so it is not moved
+    block = self._gather(loaded, room, reassigned)
+    if not kept.state:
       block = block._replace(state=())
     if not size and held is None:  # no rows to combine
-      return to_step(block), NO_INDICES
+      return to_step(block), (None, None)
     with handing_over():
       if not size:
-        return apply.join(block, held, source), NO_INDICES
+        return apply.join(block, held, source), (None, None)
       joined = None if held is None else (held, source)
-      block, *placed = apply.assemble(kept, padded, block, positions, joined)
-    return block, DeviceIndices(*placed)
+      block, *indices = apply.assemble(kept, padded, block, positions, joined)
+    return block, tuple(indices)
 
-  def gather(
-    self, rows: RowIds, size: int, reassigned: ReassignedRows = NO_ROWS
+  def _gather(
+    self, rows: RowIds, size: int, reassigned: ReassignedRows
   ) -> RowBlock:
-    """Returns rows of the host, padded with zeros to `size`.
-
-    Args:
-      rows: unique rows, in any order.
-      size: at least as many.
-      reassigned: rows that are returned with their first values.
-    """
+    """Returns rows of the host, padded with zeros to `size`."""
     with TraceAnnotation('gather'):
       block = self.host.gather(rows, size, self.helpers)
     if len(reassigned):
@@ -282,27 +319,24 @@ class GroupRows:
     return block
 
   def store(
-    self, plan: Plan, block: RowBlock, reassigned: ReassignedRows = NO_ROWS
+    self,
+    plan: Plan,
+    block: RowBlock,
+    reassigned: ReassignedRows = NO_ROWS,
+    on_host: bool = False,
   ) -> None:
     """Stores the step's rows [P, ...] of the plan that was loaded.
 
-    Rows for the host are copied in the background, without waiting.
+    Rows for the host are copied in the background, without waiting, unless the
+    step was taken `on_host`.
     """
     self._mark_changes(plan, reassigned)
-    loaded, placed = self._placed or (None, NO_INDICES)
-    if loaded is not plan:  # another plan was loaded last
-      placed = NO_INDICES
-    self._placed = None
-    self.write_backs.stored(plan, self.kept.write(plan, block, placed))
-
-  def scatter(
-    self, plan: Plan, block: RowBlock, reassigned: ReassignedRows = NO_ROWS
-  ) -> None:
-    """Writes rows that a step changed on the host, as numpy arrays."""
-    self._mark_changes(plan, reassigned)
+    if not on_host:
+      self.write_backs.stored(plan, self.kept.write(plan, block))
+      return
     self.write_back()
     with TraceAnnotation('scatter'):
-      self.host.scatter(plan.rows, block)
+      self.host.scatter(plan.rows, to_host(block))
 
   def _mark_changes(self, plan: Plan, reassigned: ReassignedRows) -> None:
     """Marks the rows that a step changes, and resets reassigned ones."""
@@ -316,7 +350,7 @@ class GroupRows:
     slots = self.kept.slots_of(reassigned)
     written = slots >= 0
     # The step's own rows are written with it, except to copies.
-    if not isinstance(self.kept, FrozenCopies):
+    if not self.kept.copies:
       written &= ~np.isin(reassigned, plan.rows)
     self.kept.block = self._with_first(
       self.kept.block, slots[written], reassigned[written]
@@ -344,20 +378,18 @@ class GroupRows:
     if not self.placement.copies_frozen:
       return
     self.write_backs.settle(last=True)
-    self._placed = None  # its slots no longer exist
     # Copies are dropped without being stored, as their rows did not change.
     self.kept = DeviceRows(self.none, NO_ROWS)
     if stale is not None and stale.any():
       slots = np.flatnonzero(stale)
-      padded = apply.pad_slots(slots, len(stale))
-      block = self._copy_of(self._hot_rows[slots], len(padded))
+      block = self._copy_of(self._hot_rows[slots], bucket(len(slots)))
       # As long as the hot rows, so that new copies do not recompile `assemble`.
-      block = apply.write_slots(
-        apply.zeros_like(block, len(stale)),
-        to_device(padded, owned=True),
-        block,
-      )
-      self.kept = FrozenCopies(block, np.where(stale, self._hot_rows, -1))
+      at = np.where(stale, np.cumsum(stale) - 1, -1)
+      with handing_over():
+        places = apply.padded(at, len(block.rows), len(stale))
+        block = apply.gather_slots(block, places)
+      rows = np.where(stale, self._hot_rows, -1)
+      self.kept = DeviceRows(block, rows, copies=True)
       self._count_loads(len(slots), self.row_bytes)
 
   def hot_rows_now(self) -> Rows:
@@ -366,8 +398,8 @@ class GroupRows:
     They may be the array that the device keeps, which the next `store` donates
     and so deletes. Use or copy it before that.
     """
-    hot, slot_map = self._hot_rows, self.slot_map
-    if slot_map is not None and len(hot) and np.array_equal(slot_map, hot):
+    hot, there = self._hot_rows, self.kept.rows
+    if there is not None and len(hot) and np.array_equal(there, hot):
       # No copy: all callers (`watch.start`, `opened`, `closed`) copy them in a
       # program that is dispatched before the next `store`.
       rows: Rows = self.kept.block.rows
@@ -391,7 +423,7 @@ class GroupRows:
     Reads do not count as stores.
     """
     self.write_back()
-    if self.slot_map is None:
+    if self.kept.rows is None:
       copy: RowBlock = to_host(self.kept.block)
       return copy
     return self.host.table()
@@ -405,7 +437,7 @@ class GroupRows:
     self.write_back()
     end = self.num_rows if stop is None else stop
     for rows in pieces_of(end - start, self.row_bytes):
-      if self.slot_map is None:
+      if self.kept.rows is None:
         block: RowBlock = to_host(self.kept.gather(start + rows))
         block = jax.tree.map(operator.itemgetter(slice(len(rows))), block)
       else:

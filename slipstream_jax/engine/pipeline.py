@@ -1,26 +1,182 @@
 """Batches planned ahead of the step, in background threads.
 
 Workers take batches from a schedule and find their unique rows. One thread
-plans the batches in order, up to `depth` of them ahead. Memory is bounded. The
-next call raises an error of a thread with its traceback. The position is that
-of the batches used, not of the prefetched ones.
+plans the batches in order, up to `depth` of them ahead. The next call raises an
+error of a thread with its traceback.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 import os
 import threading
+from typing import Any
 import weakref
+
+from jaxtyping import Bool
+import numpy as np
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.prefetch import ends_at_exit, Worker
-from slipstream_jax.engine.planner import PlannedBatch, Planner, Start
-from slipstream_jax.engine.probe import JudgementProbe, StepProbe
-from slipstream_jax.errors import check_whole
-from slipstream_jax.placement import Placement, Plan
-from slipstream_jax.schedules.base import Schedule, State
+from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.planner import PlannedBatch, Planner
+from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.schedules.base import State
 from slipstream_jax.store.helpers import Helpers
-from slipstream_jax.tables import TableSet
-from slipstream_jax.types import HotRows
+from slipstream_jax.types import RowChange
+
+_WAIT_S = 0.05  # seconds between checks for an interrupt
+
+
+class _StepWaiter:
+  """Lets the planner's thread wait for a step, until it is interrupted."""
+
+  def __init__(self, here: threading.Condition) -> None:
+    self.here, self._interrupted = here, False
+    self._there: Callable[[], bool] | None = None
+
+  def _wait(self, there: Callable[[], bool], needed: str, got: str) -> None:
+    """Waits, with the lock held, until `there` is true.
+
+    Raises:
+      UserError: `interrupt` was called first.
+    """
+    self._there = there
+    try:
+      while not there():
+        if self._interrupted:
+          raise UserError(
+            f'a decision needs {needed}',
+            got=got,
+            where='slipstream, batches',
+            hint='train each batch, in the thread that takes it, before '
+            'asking for those after it',
+          )
+        self.here.wait(_WAIT_S)
+    finally:
+      self._there = None
+
+  @property
+  def starves(self) -> bool:
+    """Whether a thread waits for a result that no step has put yet."""
+    with self.here:
+      return self._there is not None and not self._there()
+
+  def interrupt(self, interrupted: bool = True) -> None:
+    """Makes waits fail, or allows them again."""
+    with self.here:
+      self._interrupted = interrupted
+      self.here.notify_all()
+
+
+class StepProbe(_StepWaiter):
+  """Mailbox for the last window's row changes, keyed by window number.
+
+  The step's thread puts arrays into it. The schedule, in the planner's thread,
+  waits for those that it needs, and copies them.
+
+  Attributes:
+    window: number of the last window put, 0 before the first.
+    change: of that window.
+  """
+
+  def __init__(self) -> None:
+    """Makes an empty mailbox."""
+    super().__init__(threading.Condition())
+    self.window, self.change = 0, None
+    self._losses: dict[int, Any] = {}
+
+  def put(self, window: int, change: Any) -> None:
+    """Puts a window's change and touches: f32[H] and i32[H], on a device."""
+    # One window is enough: a schedule asks before its next window closes, or
+    # not at all. The number tells whether it is the right one.
+    with self.here:
+      self.window, self.change = window, change
+      self.here.notify_all()
+
+  def row_change(self, window: int) -> RowChange:
+    """Waits for the row changes of that window and copies them to the host."""
+    with self.here:
+      self._wait(
+        lambda: self.window == window,
+        f'the row changes of window {window}',
+        'no step that ended it',
+      )
+      change = self.change
+    # Outside the lock, as it waits for the device while a step may `put`.
+    return RowChange(*to_host(change))
+
+  def resume(self, window: int | None) -> None:
+    """Keeps only the change of that window, for a schedule that resumes.
+
+    Raises:
+      UserError: it is not here. The step that puts it is in the past, so
+        waiting for it would deadlock.
+    """
+    if window is None:
+      # A repeated window has the same number, and must not get the old result.
+      self.put(0, None)
+    elif self.window != window:
+      raise UserError(
+        f'a schedule resumes where its window {window} has been compared',
+        got=f'window {self.window}' if self.window else 'no window',
+        where='set_state, state',
+        hint='restore the checkpoint that the state is of, after slipstream()',
+      )
+
+  def put_loss(self, number: int, loss: Any) -> None:
+    """Puts the loss f32[] of the held-out examples, on a device."""
+    with self.here:
+      self._losses[number] = loss
+      self.here.notify_all()
+
+  def loss(self, number: int) -> float:
+    """Waits for the loss with that number and returns it."""
+    with self.here:
+      self._wait(
+        lambda: number in self._losses,
+        f'the loss of held-out examples, number {number}',
+        'no step after which they were scored',
+      )
+      loss = self._losses[number]
+    return float(to_host(loss))
+
+  def resume_losses(self, number: int) -> None:
+    """Drops losses above that number, as their batches will be repeated."""
+    with self.here:
+      self._losses = {n: x for n, x in self._losses.items() if n <= number}
+
+  @property
+  def losses(self) -> dict[int, float]:
+    """All losses by number. A schedule may ask for them again."""
+    with self.here:
+      losses = dict(self._losses)
+    return {number: float(to_host(loss)) for number, loss in losses.items()}
+
+
+class JudgementProbe(_StepWaiter):
+  """Lets one iterator wait for the judgements of a trainer.
+
+  They are in a mailbox that all its iterators share. Windows are numbered by
+  the `Engine.step` before which rows were judged, and changes are masks per
+  group, bool[H] or None, of stale rows.
+  """
+
+  def __init__(self, judgements: StepProbe) -> None:
+    """Waits for results in this mailbox."""
+    super().__init__(judgements.here)
+    self._judgements = judgements
+
+  def stale(self, step: int) -> Sequence[Bool[np.ndarray, ' _H'] | None]:
+    """Waits for the masks judged before the given step, or later."""
+    judgements = self._judgements
+    with self.here:
+      self._wait(
+        lambda: judgements.window >= step,
+        'the stale rows of the last window of skip_stale',
+        'no step after it',
+      )
+      stale = judgements.change
+    return tuple(to_host(stale))
+
 
 _MOST_WORKERS = 8  # one thread plans, and is not faster than that many
 
@@ -30,12 +186,10 @@ Waits = tuple[StepProbe | JudgementProbe, ...]
 def workers_of(workers: int | None, where: str = 'planned, workers') -> int:
   """Returns the number of threads that find unique rows.
 
-  Args:
-    workers: the number. None: one per core, at most 8.
-    where: named in the error.
+  None: one per core, at most 8.
 
   Raises:
-    UserError: the number is not positive and whole.
+    UserError: the number is not positive and whole. It names `where`.
   """
   if workers is None:
     return min(os.cpu_count() or 1, _MOST_WORKERS)
@@ -55,37 +209,28 @@ class PlannedBatches:
     probe: the mailbox of results that the schedule waits for, if any.
     workers: threads that find unique rows.
     helpers: threads that copy the rows of steps.
+    closed: whether `end` or `close` was called, even if it was interrupted.
+    ended: whether the source was read to its end.
   """
 
   def __init__(
     self,
-    schedule: Schedule,
-    placements: Sequence[Placement],
-    tables: TableSet,
+    planner: Planner,
     depth: int = 2,
-    hot: Sequence[HotRows | None] | None = None,
     probe: StepProbe | None = None,
-    start: Callable[[], Start] | None = None,
     judged: JudgementProbe | None = None,
     workers: int | None = 1,
-    prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None,
   ) -> None:
-    """Plans the batches of `schedule`, and takes it over.
+    """Takes over the planner, whose schedule's source is `Admitted`.
 
     Args:
-      schedule: yields the batches. It is closed with this iterator.
-      placements: per group. They plan the batches in order.
-      tables: all tables. The schedule's source is `Admitted`.
+      planner: plans the batches. Its schedule is closed with this iterator.
       depth: batches prepared ahead. 0 prepares each when it is asked for.
-      hot: per group its hot rows, if any were chosen.
-      probe: the mailbox of results that the schedule waits for, if any.
-      start: returns the engine's state before the first batch is planned, and
-        again after `set_state`. By default, the state of a new engine.
-      judged: the mailbox that `start` waits for, if chains judge rows.
-      workers: threads that find unique rows, each of another batch. So many
-        batches are also read ahead of planning. None: one per core, at most 8.
-        With `depth` 0, no batch is read ahead.
-      prefetch: called with each batch's plans, by the thread that makes them.
+      probe: as the attribute.
+      judged: the mailbox that the planner's start waits for, if chains judge
+        rows.
+      workers: as in `workers_of`. As many batches are read ahead of planning,
+        or none if `depth` is 0.
 
     Raises:
       UserError: `depth` or `workers` is out of range.
@@ -94,24 +239,16 @@ class PlannedBatches:
     check_whole(depth, 0, 'planned, depth', hint)
     self.workers = workers_of(workers) if depth else 1
     self.helpers = Helpers(self.workers)
-    none = (None,) * len(tables.groups)
-    self._planner = Planner(
-      schedule,
-      placements,
-      tables,
-      none if hot is None else hot,
-      start or (lambda: Start(none, 0)),
-      prefetch,
-    )
+    self._planner = planner
     self._depth, self.probe = int(depth), probe or StepProbe()
     self._waits: Waits = (
       (self.probe,) if judged is None else (self.probe, judged)
     )
-    self._position = schedule.get_state()
+    self._position = planner.schedule.get_state()
     self._worker: Worker[PlannedBatch] | None = None
     self._must_train: int | None = None
     self._dropped: weakref.finalize | None = None
-    self._closed = False
+    self.closed = False
     self._reset()
 
   def _reset(self) -> None:
@@ -119,7 +256,7 @@ class PlannedBatches:
     self._planned = self._planner.plan_all(self._batches)
     self._next: PlannedBatch | None = None
     # Whether a batch was asked for and not returned, and whether none is left.
-    self._asking = self._ended = False
+    self._asking = self.ended = False
 
   def __iter__(self) -> Iterator[PlannedBatch]:
     return self
@@ -140,15 +277,14 @@ class PlannedBatches:
   def peek(self) -> PlannedBatch | None:
     """Returns the next batch, the same one until `advance`. None at the end.
 
-    Raises:
-      UserError: a batch does not fit. Errors of the schedule are raised, too.
+    Raises errors of the schedule, too.
     """
-    if self._next is None and not (self._ended or self._closed):
+    if self._next is None and not (self.ended or self.closed):
       if self._asking:  # an error or an interrupt came instead
         self.set_state(self._position)
       self._asking = True
       self._next = self._ask()
-      self._ended = self._next is None
+      self.ended = self._next is None
       self._asking = False
     return self._next
 
@@ -182,11 +318,7 @@ class PlannedBatches:
       self._must_train = item.step
 
   def skipped(self, step: int) -> bool:
-    """Whether a batch that must be trained was used, but not trained.
-
-    Args:
-      step: `Engine.step` now.
-    """
+    """Whether a batch that must be trained was not, at this `Engine.step`."""
     # Training it would have increased the engine's step.
     return self._must_train is not None and step <= self._must_train
 
@@ -215,24 +347,14 @@ class PlannedBatches:
     self._reset()
 
   @property
-  def closed(self) -> bool:
-    """Whether `end` or `close` was called, even if it was interrupted."""
-    return self._closed
-
-  @property
   def reads_here(self) -> bool:
     """Whether the calling thread is one of those that read ahead."""
     worker = self._worker
     return self._batches.is_current or bool(worker and worker.is_current)
 
-  @property
-  def ended(self) -> bool:
-    """Whether the source was read to its end."""
-    return self._ended
-
   def pause(self) -> None:
     """Ends the threads. The next batch is planned again from the position."""
-    self._next, self._ended = None, False
+    self._next, self.ended = None, False
     self._asking = True  # so that the next `peek` sets the position
     self._stop()
     # Only now, as no thread is left that could wait.
@@ -256,7 +378,7 @@ class PlannedBatches:
 
   def end(self) -> None:
     """Ends the threads and leaves the source open. Idempotent."""
-    self._closed, self._next = True, None
+    self.closed, self._next = True, None
     self._stop()
     self.helpers.close()
 

@@ -1,41 +1,150 @@
 """Work of the planner's thread: unique rows and plans, batch by batch."""
 
 import collections
-from collections.abc import (
-  Callable,
-  Generator,
-  Iterable,
-  Iterator,
-  Sequence,
-)
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 import itertools
 from typing import Any, NamedTuple
 
 from jax.profiler import TraceAnnotation
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.data.prefetch import InOrder
-from slipstream_jax.engine.frozen import FrozenRows, Judgement, Mask
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
 from slipstream_jax.schedules.base import Schedule, Scheduled
 from slipstream_jax.selection.hot import stale_by_group
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.tables import TableSet
-from slipstream_jax.types import (
-  Batch,
-  HotRows,
-  ReassignedRows,
-  StaleRows,
-  Unique,
-)
+from slipstream_jax.types import Batch, HotRows, ReassignedRows, Unique
+
+SETTLE = 4
+"""Steps from a judgement to the first plan that uses it. They hide the copy to
+the host and the planning ahead."""
+
+Mask = Bool[np.ndarray, ' _H'] | None
+"""Which hot rows of a group are frozen. None: none is."""
+
+
+class Windows(NamedTuple):
+  """When `skip_stale` judges the rows of a group, in steps."""
+
+  every: int
+  """Steps from window to window."""
+  window: int
+  """Steps of a window, in [1, every]."""
+
+  def closed(self, step: int) -> int | None:
+    """Returns the first step after the last judgement. None if none holds."""
+    since = step % self.every
+    judged = step >= self.every and since < self.every - self.window
+    return step - since if judged else None
+
+  def opens(self, step: int) -> bool:
+    """Whether frozen rows thaw before this step."""
+    longest = self.every - self.window
+    return 0 < longest == step % self.every and step > self.every
+
+
+class Judgement(NamedTuple):
+  """Changes to the frozen hot rows before a step, in this order."""
+
+  frozen: Mapping[int, Mask] = {}
+  """Masks of the rows that the host treats as frozen from here on, by group
+  number. Other groups keep theirs."""
+  closes: tuple[int, ...] = ()
+  """Groups whose window has closed, so that the device judges their rows."""
+  opens: tuple[int, ...] = ()
+  """Groups whose rows thaw."""
+
+  @property
+  def event(self) -> dict[str, Any] | None:
+    """What the host learned, for the metrics, or None."""
+    masks = [mask for mask in self.frozen.values() if mask is not None]
+    if not masks:
+      return None
+    stale = sum(int(np.count_nonzero(mask)) for mask in masks)
+    return {'kind': 'judgement', 'rows_stale': stale}
+
+
+class FrozenRows:
+  """Schedule of frozen rows for chains that judge stale rows themselves.
+
+  The device judges and freezes rows at once. The host gets the mask some steps
+  later, at a step that depends on step numbers alone. From then on frozen rows
+  are neither loaded nor stored. The step freezes them either way.
+  """
+
+  def __init__(
+    self,
+    windows: Sequence[Windows | None],
+    hot: Sequence[HotRows | None],
+    step: int,
+    frozen: Sequence[Mask],
+    stale: Sequence[Mask],
+    judged: Callable[[int], Sequence[Mask]],
+  ) -> None:
+    """Starts before a step.
+
+    Args:
+      windows: per group, or None where nothing judges.
+      hot: per group, its hot rows.
+      step: number of the next step.
+      frozen: per group, the rows that the engine treats as frozen.
+      stale: per group, the rows that the device freezes.
+      judged: waits for the masks judged n steps after this one, or later.
+    """
+    self._windows, self._hot, self._judged = windows, hot, judged
+    self._step = self._first = step
+    self._frozen: list[Any] = list(frozen)
+    self._stale = stale
+    # Hot rows that were reassigned since the last judgement.
+    self._reassigned: list[Int[np.ndarray, ' _n']] = [
+      np.empty(0, np.int32) for _ in windows
+    ]
+
+  def next(self, reassigned: Sequence[ReassignedRows] | None) -> Judgement:
+    """Returns the changes to frozen rows before the next step.
+
+    Per group, some rows are reassigned with that step.
+    """
+    step, self._step = self._step, self._step + 1
+    frozen, closes, opens = {}, [], []
+    for group, windows in enumerate(self._windows):
+      if windows is None:
+        continue
+      closed = windows.closed(step)
+      if closed == step:
+        closes.append(group)
+        self._reassigned[group] = self._reassigned[group][:0]
+      if windows.opens(step):
+        opens.append(group)
+      hot = self._hot[group]
+      if reassigned is not None and hot is not None:
+        places = hot.places(reassigned[group])
+        places = places[places < len(hot.rows)]
+        self._reassigned[group] = np.append(self._reassigned[group], places)
+      settled = closed is not None and step - closed >= SETTLE
+      mask: Any = self._mask(group, closed or 0) if settled else None
+      if not np.array_equal(mask, self._frozen[group]):
+        self._frozen[group] = frozen[group] = mask
+    return Judgement(frozen, tuple(closes), tuple(opens))
+
+  def _mask(self, group: int, closed: int) -> Mask:
+    """Returns the rows judged stale before step `closed` and not reassigned."""
+    mask = self._frozen[group]
+    if mask is None:
+      known = closed < self._first
+      of_groups = self._stale if known else self._judged(closed - self._first)
+      mask = of_groups[group]
+    assert mask is not None
+    if mask[self._reassigned[group]].any():
+      mask = mask.copy()
+      mask[self._reassigned[group]] = False
+    return mask
+
 
 RowWeights = tuple[Float[np.ndarray, ' P'], ...]
-
-
-RowIdsOfGroup = Int[np.ndarray, ' _U']
-"""Rows of one group. Groups have different numbers of rows."""
 
 
 class PlannedBatch(NamedTuple):
@@ -66,7 +175,7 @@ class PlannedBatch(NamedTuple):
 class Start(NamedTuple):
   """State of the engine where planning starts."""
 
-  slot_maps: Sequence[RowIdsOfGroup | None]
+  slot_maps: Sequence[Int[np.ndarray, ' _U'] | None]
   """Per group, rows in the device's slots, as in `Placement.keeps`. None: the
   rows that its placement starts with, unchanged."""
   step: int
@@ -85,38 +194,37 @@ class UniqueBatch(NamedTuple):
   row_weights: RowWeights
 
 
-class _TracedSchedule:
-  """The batches of a schedule, with reads annotated in profiles."""
-
-  def __init__(self, schedule: Iterator[Scheduled]) -> None:
-    self._schedule = schedule
-
-  def __iter__(self) -> Iterator[Scheduled]:
-    return self
-
-  def __next__(self) -> Scheduled:
+def _traced(schedule: Iterator[Scheduled]) -> Iterator[Scheduled]:
+  while True:
     with TraceAnnotation('data'):
-      return next(self._schedule)
+      item = next(schedule, None)
+    if item is None:
+      return
+    yield item
 
 
 class Planner(NamedTuple):
   """Everything that the worker's thread refers to.
 
-  It does not refer to the iterator, so that an unused iterator can be
-  collected, which ends the thread.
+  It does not refer to the iterator, so that garbage collection of an unused
+  iterator ends the thread.
   """
 
   schedule: Schedule
   placements: Sequence[Placement]
+  """One per group."""
   tables: TableSet
   hot: Sequence[HotRows | None]
+  """Per group its hot rows, if any were chosen."""
   start: Callable[[], Start]
+  """Returns the engine's state before the first batch is planned, and again
+  after `set_state`."""
   prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None
   """Called with each batch's plans, whose rows will be loaded soon."""
 
   def find_all(self, workers: int) -> InOrder[Scheduled, UniqueBatch]:
     """Returns all batches with their unique rows, found by some threads."""
-    return InOrder(_TracedSchedule(iter(self.schedule)), self._find, workers)
+    return InOrder(_traced(iter(self.schedule)), self._find, workers)
 
   def plan_all(
     self, batches: InOrder[Scheduled, UniqueBatch]
@@ -143,7 +251,8 @@ class Planner(NamedTuple):
       # `Edge`). So both treat the same rows as frozen at each step, however far
       # ahead this thread is.
       if item.edge.refreezes:
-        states = self._freeze(states, item.edge.stale)
+        masks = stale_by_group(item.edge.stale, self.hot)
+        self._freeze(states, dict(enumerate(masks)))
       if item.edge.hot_here is not None:
         here = item.edge.hot_here
         of_groups = zip(self.placements, states, strict=True)
@@ -151,11 +260,18 @@ class Planner(NamedTuple):
       reassigned, judgement = self._reassigned(item.batch), Judgement()
       if freezing is not None:
         judgement = freezing.next(reassigned)
-        for group, mask in judgement.frozen.items():
-          states[group] = self.placements[group].freeze(states[group], mask)
+        self._freeze(states, judgement.frozen)
         item = item._replace(event=item.event or judgement.event)
       with TraceAnnotation('plan'):
-        states, plans = self._plan(states, upcoming)
+        uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
+        planned = [
+          placement.plan(state, known)
+          for placement, state, known in zip(
+            self.placements, states, uniques, strict=True
+          )
+        ]
+        states = [state for state, _ in planned]
+        plans = tuple(plan for _, plan in planned)
         if previous is not None:
           pairs = zip(previous, plans, strict=True)
           plans = tuple(link(before, plan) for before, plan in pairs)
@@ -184,32 +300,13 @@ class Planner(NamedTuple):
       placement.start(group.num_rows, hot, rows)
       for placement, group, hot, rows in of_groups
     ]
-    for group, mask in enumerate(start.frozen):
-      if mask is not None:
-        states[group] = self.placements[group].freeze(states[group], mask)
+    frozen = {i: m for i, m in enumerate(start.frozen) if m is not None}
+    self._freeze(states, frozen)
     return states
 
-  def _freeze(self, states: list[Any], stale: StaleRows | None) -> list[Any]:
-    masks = stale_by_group(stale, self.hot)
-    return [
-      placement.freeze(state, mask)
-      for placement, state, mask in zip(
-        self.placements, states, masks, strict=True
-      )
-    ]
-
-  def _plan(
-    self, states: list[Any], upcoming: Iterable[UniqueBatch]
-  ) -> tuple[list[Any], tuple[Plan, ...]]:
-    # Per group, the unique rows of all known batches.
-    uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
-    planned = [
-      placement.plan(state, known)
-      for placement, state, known in zip(
-        self.placements, states, uniques, strict=True
-      )
-    ]
-    return [state for state, _ in planned], tuple(plan for _, plan in planned)
+  def _freeze(self, states: list[Any], masks: Mapping[int, Mask]) -> None:
+    for group, mask in masks.items():
+      states[group] = self.placements[group].freeze(states[group], mask)
 
   def _find(self, item: Scheduled) -> UniqueBatch:
     lookups, weights = item.batch.lookups, item.batch.weights

@@ -22,7 +22,7 @@ from slipstream_jax.errors import check_path, choose, is_whole, UserError
 from slipstream_jax.export.source import SourceFacts, write_ids
 from slipstream_jax.files import checksum, Path, sync
 from slipstream_jax.selection.hot import popular_rows_of_groups
-from slipstream_jax.training.forward import make_forward
+from slipstream_jax.training.forward import forward
 from slipstream_jax.training.parts import TrainerParts
 
 BATCH_SIZES = 1, 64, 1024
@@ -239,13 +239,13 @@ def serialized(
   * the dense features f32[B, I],
   * the weights of the lookups f32[B, K], if they have some.
 
-  Only the number of rows differs from `Compiled.predict`, and no score depends
+  Only the number of rows differs from `Compiled.forward`, and no score depends
   on it.
 
   Raises:
     UserError: JAX cannot export the model.
   """
-  tables, forward = parts.recipe.tables, make_forward(parts.recipe)
+  recipe, tables = parts.recipe, parts.recipe.tables
   tree = jax.tree.structure((parts.state.params, parts.state.model_state))
 
   def score(
@@ -256,7 +256,7 @@ def serialized(
     weights: jax.Array | None = None,
   ) -> jax.Array:
     params, state = jax.tree.unflatten(tree, leaves)
-    return forward(params, state, rows, inverses, dense, weights)[0]
+    return forward(recipe, params, state, rows, inverses, dense, weights)[0]
 
   shape, number = jax.ShapeDtypeStruct, jnp.float32
   widths = [(len(group.columns), group.dim) for group in tables.groups]

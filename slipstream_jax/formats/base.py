@@ -60,12 +60,9 @@ class BadLines:
   """A budget of bad lines that may be skipped, 0 by default."""
 
   def __init__(self, allowed: int = 0, where: str = 'BadLines'):
-    """Creates a budget of `allowed` lines with no line skipped yet.
+    """Creates a budget of `allowed` lines, from 0 on, or raises a `UserError`.
 
-    `where` names the function whose argument `bad_lines` this is, for errors.
-
-    Raises:
-      UserError: not a whole number, or a negative one.
+    `where` names the function whose argument `bad_lines` this is.
     """
     check_whole(allowed, 0, f'{where}, bad_lines', 'set it to 0 to skip none')
     self._allowed, self._before = allowed, 0
@@ -86,11 +83,7 @@ class BadLines:
     self._of[path] = 0
 
   def add(self, path: str, error: UserError) -> None:
-    """Counts a bad line of a file.
-
-    Raises:
-      UserError: `error`, if no more lines may be skipped.
-    """
+    """Counts a bad line of a file. Raises `error` if none may be skipped."""
     before = self.count
     if before < self._allowed:
       self._of[path] = self._of.get(path, 0) + 1
@@ -199,11 +192,7 @@ def check_chunk(raw: RawData, chunk: Chunk, part: str) -> None:
 
 
 def check_labelled(raw: RawData) -> None:
-  """Checks that raw data have labels, so that they can be trained on.
-
-  Raises:
-    UserError: they have no labels.
-  """
+  """Raises a `UserError` if raw data have no labels to train on."""
   if not raw.labelled:
     raise UserError(
       'a data set to train on must have labels',
@@ -214,11 +203,7 @@ def check_labelled(raw: RawData) -> None:
 
 
 def split_at_end(test_share: float, where: str) -> Split:
-  """Returns a split that tests on a share of all examples, at their end.
-
-  Raises:
-    UserError: as `check_share`.
-  """
+  """Returns a split that tests on the last share of all examples."""
   check_share(test_share, where)
   return lambda examples, parts: train_and_test(
     examples, round(examples * test_share)
@@ -250,11 +235,7 @@ def checked_splits(raw: RawData, parts: tuple[int, ...]) -> Splits:
 
 
 def check_share(test_share: float, where: str) -> None:
-  """Checks that a share of the examples to test on is between 0 and 1.
-
-  Raises:
-    UserError: it is not.
-  """
+  """Raises a `UserError` unless a share is between 0 and 1, both excluded."""
   if not 0 < test_share < 1:
     raise UserError(
       'test_share must be between 0 and 1, both excluded',

@@ -83,11 +83,7 @@ def _place(path: str, first_lines: np.ndarray, row: int) -> str:
 def check_columns(
   names: Sequence[str], wanted: Sequence[str], where: str
 ) -> None:
-  """Checks that a source has the wanted columns.
-
-  Raises:
-    UserError: a column is missing.
-  """
+  """Raises a `UserError` if a source lacks one of the wanted columns."""
   for name in wanted:
     if name not in names:
       near = difflib.get_close_matches(name, names, 1)

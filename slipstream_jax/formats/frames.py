@@ -90,36 +90,29 @@ class FrameSource(NamedTuple):
 def open_source(
   source: Source, columns: Sequence[str], delimiter: str | None = None
 ) -> FrameSource:
-  """Opens some columns of a source.
-
-  Args:
-    source: a source of any kind.
-    columns: the wanted columns, each once.
-    delimiter: delimiter of text files. None: ',' in .csv and a tab in .tsv.
+  """Opens some columns of a source, each named once.
 
   Raises:
     UserError: no such source, or files of an unknown kind. Reading raises it
       for unreadable data and for missing columns.
   """
-  if isinstance(source, str | os.PathLike) or _are_paths(source):
-    paths = _paths(source)
+  paths = _paths(source)
+  if paths is not None:
     parts = tuple(_file(path, columns, delimiter) for path in paths)
     more = f' and {len(paths) - 1} more' if len(paths) > 1 else ''
     return FrameSource(f'{pathlib.Path(paths[0]).name}{more}', parts, None)
-  any_source: Any = source
   contents: object = None
   reads: Callable[[], Iterator[Piece]]
   if isinstance(source, pl.LazyFrame):
     name, reads = 'lazy frame', functools.partial(_lazy, source, columns)
     contents = source.explain(optimized=False)
   elif names_of(source) is not None:
-    is_dict = isinstance(source, Mapping)
-    name = f'{library(source)} frame'
-    if is_dict or isinstance(source, pl.DataFrame):
-      name = 'dict of arrays' if is_dict else 'frame'
-    reads = functools.partial(_table, source, columns, name)
+    table: Any = source
+    name = 'frame' if library(table) == 'polars' else f'{library(table)} frame'
+    name = 'dict of arrays' if isinstance(table, Mapping) else name
+    reads = functools.partial(_table, table, columns, name)
     crc = _checksum(reads)
-    contents = crc if is_dict else [len(any_source), crc]
+    contents = crc if isinstance(table, Mapping) else [len(table), crc]
   elif callable(source) or isinstance(source, Iterable):
     name = 'stream of frames'
     reads = functools.partial(_stream, source, columns, name)
@@ -134,18 +127,13 @@ def open_source(
   return FrameSource(name, (FramePart(name, 0, reads),), contents)
 
 
-def _are_paths(source: object) -> bool:
-  return (
-    isinstance(source, list | tuple)
-    and len(source) > 0
-    and all(isinstance(path, str | os.PathLike) for path in source)
-  )
-
-
-def _paths(source: Any) -> list[str]:
-  """Returns the files of a path, a pattern, a folder or a list, in order."""
+def _paths(source: Any) -> list[str] | None:
+  """Returns the files of a path, pattern, folder or list, None for others."""
   if isinstance(source, list | tuple):
-    return [os.fspath(path) for path in source]
+    named = all(isinstance(path, str | os.PathLike) for path in source)
+    return [os.fspath(path) for path in source] if named and source else None
+  if not isinstance(source, str | os.PathLike):
+    return None
   path = os.fspath(source)
   if os.path.isdir(path):
     found_in = [os.path.join(path, name) for name in sorted(os.listdir(path))]
@@ -238,12 +226,7 @@ def _stream(source: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
 
 
 def _to_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
-  """Converts a frame of any library, or a dict of columns, to a polars frame.
-
-  Raises:
-    UserError: the item is neither, it lacks a column, or its columns differ in
-      length.
-  """
+  """Converts a frame of any library, or a dict of columns, to polars."""
   names, error = names_of(item), None
   if names is not None:
     check_columns(names, columns, where)

@@ -106,8 +106,6 @@ def read(
 ) -> Iterator[tuple[text.Block, Fields]]:
   """Reads a file in blocks of 16 MiB, each with the fields of its good lines.
 
-  A block is parsed while the next one is read and unpacked.
-
   Raises:
     UserError: the file cannot be read, its header is wrong, or it has too many
       bad lines.

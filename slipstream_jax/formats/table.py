@@ -51,12 +51,6 @@ class Roles(NamedTuple):
   too_long: TooLong
   """What happens to lists longer than max_length."""
 
-  @property
-  def columns(self) -> list[str]:
-    """All columns, each once."""
-    names = *self.features, *self.lookup_weights.values(), *self.dense
-    return list(dict.fromkeys((*names, *self.labels)))
-
 
 def frame_raw(
   source: Source,
@@ -94,8 +88,9 @@ def frame_raw(
     _check_split(split, test_share, once)
   share = TEST_SHARE if test_share is None else test_share
   check_share(share, _WHERE)
-  columns = dict.fromkeys([*roles.columns, *([split] if split else [])])
-  opened = open_source(source, [*columns], delimiter)
+  columns = [*roles.features, *roles.lookup_weights.values(), *roles.dense]
+  columns += [*roles.labels, *([] if split is None else [split])]
+  opened = open_source(source, [*dict.fromkeys(columns)], delimiter)
 
   def splits(examples: int, sizes: tuple[int, ...]) -> Splits:
     if split is None:
@@ -143,11 +138,7 @@ def _chunks(
 
 
 def _chunk(roles: Roles, piece: Piece) -> Chunk:
-  """Converts a piece to examples.
-
-  Raises:
-    UserError: an invalid value. Names column, value and row.
-  """
+  """Converts a piece to examples. Errors name column, value and row."""
   ids, weights = zip(
     *(_lookups(roles, piece, name) for name in roles.features), strict=True
   )
@@ -288,7 +279,7 @@ def _roles(
 def _check_names(
   names: object, rule: str, where: str, hint: str, least: int = 1
 ) -> None:
-  """Checks that names are a sequence of at least `least` texts."""
+  """Raises a `UserError` unless names are `least` or more texts."""
   if (
     not isinstance(names, Sequence)
     or isinstance(names, str)

@@ -202,11 +202,7 @@ def _split(
   seed: int,
   path: str | os.PathLike[str],
 ) -> _Log:
-  """Splits points by time, and draws an item for each.
-
-  Raises:
-    UserError: one side has no points.
-  """
+  """Splits points by time, and draws an item for each."""
   times = events.times[points]
   order = np.argsort(times, kind='stable')
   points, times = points[order], times[order]
@@ -286,10 +282,7 @@ def choose_points(
   min_history: int = 10,
   seed: int = 0,
 ) -> Points:
-  """Chooses random points of every user; see `taobao_raw` for the arguments.
-
-  `starts` are from `user_starts`.
-  """
+  """Chooses random points of every user; see `taobao_raw`, `user_starts`."""
   # `_choose` finds exactly this many points.
   able = np.maximum(np.diff(starts) - min_history, 0)
   points = np.empty(int(np.minimum(able, per_user).sum()), np.int64)

@@ -70,9 +70,15 @@ def read_blocks(
   line, rest = 1, b''
   with _open(path) as (file, packed):
     while chunk := _read(file, block_bytes, path, line):
+      head = chunk[:_HEAD_BYTES]
       # Only the first chunk is checked: later, `line` or `rest` is set.
-      if line == 1 and not rest:
-        _check_text(chunk[:_HEAD_BYTES], path)
+      if line == 1 and not rest and head.translate(None, _BINARY) != head:
+        raise UserError(
+          'a file must be plain or gzip text',
+          got=f'a start of {quoted(head[:8])}',
+          where=str(path),
+          hint='unpack or convert it first',
+        )
       # Splits at LF, because a CR may be the last byte read so far.
       whole, end, rest = (rest + chunk).rpartition(b'\n')
       if end:
@@ -102,11 +108,7 @@ def read_blocks(
 
 
 def first_line(path: str | os.PathLike[str]) -> bytes:
-  """Returns the first line of a file, without its line end.
-
-  Raises:
-    UserError: as `read_blocks`.
-  """
+  """Reads the first line of a file, without its line end; see `read_blocks`."""
   blocks = read_blocks(path, 1 << 12)
   line = next(blocks).text.partition(b'\n')[0]
   blocks.close()  # type: ignore[attr-defined]
@@ -114,11 +116,7 @@ def first_line(path: str | os.PathLike[str]) -> bytes:
 
 
 def size(path: str | os.PathLike[str]) -> int:
-  """Returns the bytes of a file, compressed as it is.
-
-  Raises:
-    UserError: there is no such file.
-  """
+  """Returns the bytes of a file, or raises a `UserError` if there is none."""
   path = pathlib.Path(path)
   try:
     with path.open('rb'):  # fails for folders and unreadable files
@@ -182,13 +180,3 @@ def _read(
       where=f'{path}, at or after line {line}',
       hint='fetch the file again',
     ) from error
-
-
-def _check_text(head: bytes, path: pathlib.Path) -> None:
-  if head.translate(None, _BINARY) != head:
-    raise UserError(
-      'a file must be plain or gzip text',
-      got=f'a start of {quoted(head[:8])}',
-      where=str(path),
-      hint='unpack or convert it first',
-    )

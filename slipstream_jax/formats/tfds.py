@@ -124,11 +124,7 @@ def _check_map(features: FeatureMap) -> None:
 
 
 def _find(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
-  """Returns TFDS's builder of the set prepared as array_record.
-
-  Raises:
-    UserError: there is none.
-  """
+  """Returns TFDS's builder of the set prepared as array_record."""
   # Imported here, because it takes a third of a second.
   import tensorflow_datasets as tfds
 
@@ -157,11 +153,6 @@ def _find(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
 
 
 def _feature(info: Any, key: str) -> Any:
-  """Returns the feature of that name.
-
-  Raises:
-    UserError: there is none.
-  """
   try:
     return functools.reduce(operator.getitem, key.split('/'), info.features)
   except (KeyError, TypeError) as error:
@@ -174,11 +165,7 @@ def _feature(info: Any, key: str) -> Any:
 
 
 def _check_types(info: Any, features: FeatureMap) -> int:
-  """Checks the types of mapped features. Returns the columns of dense ones.
-
-  Raises:
-    UserError: a feature does not exist, or has another type than its use needs.
-  """
+  """Checks the types of mapped features. Returns the columns of dense ones."""
 
   def check(good: bool, key: str, rule: str) -> None:
     if not good:
@@ -204,11 +191,7 @@ def _check_types(info: Any, features: FeatureMap) -> int:
 
 
 def _check_apart(splits: Any, one: str, other: str) -> None:
-  """Checks that two splits share no examples.
-
-  Raises:
-    UserError: they share some.
-  """
+  """Raises a `UserError` if two splits share examples."""
   parts = (splits[split].file_instructions for split in (one, other))
   for a, b in itertools.product(*parts):
     # In TFDS, -1 takes all that follow.
@@ -223,11 +206,7 @@ def _check_apart(splits: Any, one: str, other: str) -> None:
 
 
 def _part(builder: Any, split: str, features: FeatureMap) -> Part:
-  """Returns a split as a part.
-
-  Raises:
-    UserError: there is no such split.
-  """
+  """Returns a split as a part."""
   import tensorflow_datasets as tfds
 
   info = builder.info

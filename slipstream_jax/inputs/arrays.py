@@ -98,9 +98,10 @@ class Unbound(Bindable):
 
   def in_order(self) -> 'Unbound':
     """Returns the same examples without a shuffle. None is left out."""
+    if self._cut is None:  # an iterator has its own order, and one reader
+      return self
     same = copy.copy(self)
-    if self._cut is not None:
-      same._cut = self._cut._replace(seed=None, pad=True)
+    same._cut = self._cut._replace(seed=None, pad=True)
     return same
 
   def vocabularies(
@@ -203,11 +204,7 @@ class ArrayExamples(Unbound):
 
 
 class ArrayBatches(Numbered):
-  """Batches of examples in memory, shuffled by (seed, epoch) or in order.
-
-  Attributes:
-    batches_per_epoch: number of batches in one pass over the examples.
-  """
+  """Batches of examples in memory, shuffled by (seed, epoch) or in order."""
 
   def __init__(self, examples: Examples, cut: Cut, growth: Growth) -> None:
     """Cuts batches from `examples`, which grow the vocabularies of `growth`.
@@ -266,8 +263,7 @@ class ArrayBatches(Numbered):
     """Continues after the batches that `state` counts.
 
     Raises:
-      UserError: the state is of other examples, another order, or other
-        vocabularies.
+      UserError: the state has other examples, order or vocabularies.
     """
     before = self._delivered
     super().set_state(state)

@@ -113,55 +113,41 @@ def batches(
   """
   lists = ListRules(separator, cast(TooLong, too_long))
   lists.check(WHERE)
-  for name, values in (
-    ('vocabularies', vocabularies),
-    ('lookup_weights', lookup_weights),
-  ):
-    if values is not None:
-      check_by_name(values, f'{WHERE}, {name}', 'give them by feature')
-  rules = Rules(dict(vocabularies or {}), lists)
+  words = {} if vocabularies is None else vocabularies
+  bags = {} if lookup_weights is None else lookup_weights
+  check_by_name(words, f'{WHERE}, vocabularies', 'give them by feature')
+  check_by_name(bags, f'{WHERE}, lookup_weights', 'give them by feature')
+  rules = Rules(dict(words), lists)
   if isinstance(features, Mapping):
-    given = _by_arrays(data, features, label, dense, weights, lookup_weights)
+    given = _by_arrays(data, features, label, dense, weights, bags)
     return ArrayExamples(given, rules, _cut(batch_size, seed, epochs))
   if isinstance(data, str | os.PathLike):
-    _check_packed(features, label, dense, weights, lookup_weights, vocabularies)
+    others = features, label, dense, weights, lookup_weights, vocabularies
+    if any(argument is not None for argument in others):
+      raise UserError(
+        'a packed folder knows which of its columns is what',
+        got='names or arrays beside it',
+        where=WHERE,
+        hint='give the folder alone, with batch_size, seed, epochs, split; read'
+        ' a file with polars or pandas first',
+      )
     return PackedExamples(data, split, _cut(batch_size, seed, epochs))
   fields = Fields(
     _names(features, 'features'),
     dense if isinstance(dense, str) else _names(dense, 'dense'),
     label if isinstance(label, str) else _names(label, 'label'),
     _column(weights, 'weights'),
-    dict(lookup_weights or {}),
+    dict(bags),
     fills_of(_names(dense, 'dense') or (), fill, WHERE),
   )
-  if names_of(data) is not None:
+  columns = names_of(data)
+  if columns is not None:
     cut = _cut(batch_size, seed, epochs)
     if fields.features is None:  # any column may turn out to be one
-      data = {name: kept(data[name]) for name in names_of(data) or ()}
+      data = {name: kept(data[name]) for name in columns}
     return ArrayExamples(fields.sort(data, WHERE), rules, cut)
-  if hasattr(data, '__array__') or not (
-    callable(data) or isinstance(data, Iterable)
-  ):
-    raise UserError(
-      'ids must come by feature',
-      got=f'{type(features).__name__} for features, after a'
-      f' {type(data).__name__}',
-      where=f'{WHERE}, features',
-      hint="give them by name, such as {'user': users, 'item': items}",
-    )
-  _check_streamed(seed, epochs)
+  _check_streamed(data, seed, epochs)
   return StreamExamples(data, fields, rules, batch_size)
-
-
-def _check_packed(*arguments: Any) -> None:
-  if any(argument is not None for argument in arguments):
-    raise UserError(
-      'a packed folder knows which of its columns is what',
-      got='names or arrays beside it',
-      where=WHERE,
-      hint='give the folder alone, with batch_size, seed, epochs, split; read'
-      ' a file with polars or pandas first',
-    )
 
 
 def _by_arrays(
@@ -170,7 +156,7 @@ def _by_arrays(
   label: Any,
   dense: Any,
   weights: Any,
-  lookup_weights: Mapping[str, Any] | None,
+  bags: Mapping[str, Any],
 ) -> NamedColumns:
   if data is not None and dense is not None:
     raise UserError(
@@ -193,13 +179,10 @@ def _by_arrays(
       where=WHERE,
       hint="give arrays, or batches(frame, ['user', ...], 'click', ...)",
     )
-  bags = dict(lookup_weights or {})
   check_known([*bags], [*features], f'{WHERE}, lookup_weights')
   first = dense if data is None else data
-  by_name = isinstance(first, Mapping)
-  return NamedColumns(
-    first, by_name, dict(features), True, label, weights, bags
-  )
+  named, ids = isinstance(first, Mapping), dict(features)
+  return NamedColumns(first, named, ids, True, label, weights, dict(bags))
 
 
 def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:
@@ -212,7 +195,15 @@ def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:
   return Cut(cast(int, batch_size), seed, epochs, pad)
 
 
-def _check_streamed(seed: int | None, epochs: int | None) -> None:
+def _check_streamed(data: Any, seed: int | None, epochs: int | None) -> None:
+  iterates = callable(data) or isinstance(data, Iterable)
+  if hasattr(data, '__array__') or not iterates:
+    raise UserError(
+      'ids must come by feature',
+      got=f'a {type(data).__name__}, and no dict of ids',
+      where=f'{WHERE}, features',
+      hint="give them by name, such as {'user': users, 'item': items}",
+    )
   for name, value in ('seed', seed), ('epochs', epochs):
     if value is not None:
       raise UserError(

@@ -1,6 +1,6 @@
 """Binds columns of ids to tables: ids become global rows."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Float, Int
@@ -154,31 +154,35 @@ class Examples(NamedTuple):
       return self.matrix.take(index, axis=0)
     shape = (len(index), self.tables.num_columns)
     lookups = np.full(shape, -1, self.matrix.dtype)
-    _spread(self.matrix, index, self.columns, lookups)
-    for slot, lists in self.ragged:
-      self._pad(slot, lists, index, lookups)
+    self._write(self.matrix, self.ragged, index, lookups)
     return lookups
 
   def _weights(
     self, index: Int[np.ndarray, ' m'], lookups: Lookups
   ) -> Float[np.ndarray, 'm K']:
     weights = np.ones(lookups.shape, np.float32)
-    if self.lookup_weights is not None:
-      _spread(self.lookup_weights, index, self.columns, weights)
-    for slot, lists in self.ragged:
-      if lists.weights is not None:
-        self._pad(slot, lists.weights, index, weights)
+    ragged = [
+      (slot, own.weights)
+      for slot, own in self.ragged
+      if own.weights is not None
+    ]
+    self._write(self.lookup_weights, ragged, index, weights)
     weights[lookups < 0] = 0  # so that batches do not depend on the form
     return weights
 
-  def _pad(
-    self, slot: Slot, lists: Lists, index: np.ndarray, out: np.ndarray
+  def _write(
+    self,
+    matrix: np.ndarray | None,
+    ragged: Iterable[tuple[Slot, Lists]],
+    index: Int[np.ndarray, ' m'],
+    out: np.ndarray,
   ) -> None:
-    """Writes the lists at `index` into their columns of `out`."""
-    length = slot.feature.max_length
-    values, splits, _ = lists
-    assert splits is not None
-    pad_lists(values, splits, index, slot.column, length, self.last, out)
+    """Writes rows of a matrix and lists into their columns of `out`."""
+    if matrix is not None:
+      _spread(matrix, index, self.columns, out)
+    for slot, (values, splits, _) in ragged:
+      length = slot.feature.max_length
+      pad_lists(values, splits, index, slot.column, length, self.last, out)
 
 
 def examples_of(
@@ -191,13 +195,8 @@ def examples_of(
 ) -> Examples:
   """Checks every id, and converts all of them to global rows.
 
-  Args:
-    numbers: dense features, labels and weights of the examples.
-    lists: ids by feature of the tables.
-    count: n, of all columns.
-    tables: the tables whose rows are looked up.
-    rules: as from `words_of`.
-    where: the source.
+  There are `lists` of n = `count` examples for each feature. The rules come
+  from `words_of`.
 
   Raises:
     UserError: an id is not in its table, or as `fitted`.
@@ -381,11 +380,7 @@ def words_of(
     for name, feature in tables.features.items():
       if feature.table in others:
         own[name] = others[feature.table]
-    growing = {
-      table: other
-      for table, other in others.items()
-      if isinstance(other, GrowingVocabulary)
-    }
+    growing = _growing_of(own, tables, where)
   return rules._replace(vocabularies=own), growing
 
 
@@ -483,10 +478,8 @@ class Growth:
   def grow(self, batch: Batch, raw: Mapping[str, RawColumn]) -> Batch:
     """Converts a batch to global rows, and lists the rows that it reassigns.
 
-    Args:
-      batch: a batch. Lookups of growing vocabularies are places in their
-        columns, and are overwritten.
-      raw: the columns of these features.
+    Lookups of growing vocabularies are places in the `raw` columns of these
+    features. They are overwritten.
 
     Raises:
       UserError: ids have another type than before, or a vocabulary was grown
@@ -559,18 +552,11 @@ def _place_ids(
   is_padded: bool,
   rows: np.ndarray,
 ) -> int:
-  """Converts local ids to global rows.
+  """Converts local ids i64[n] to global rows, written to `rows` [n].
 
-  Args:
-    ids: i64[n].
-    size: ids that the table has rows for.
-    first: the table's first global row.
-    unknown: global row of all other ids, or -1 if they are errors.
-    is_padded: whether the id -1 is no lookup, and stays.
-    rows: out, integer[n].
-
-  Returns:
-    -1, or the index of the first id that is an error.
+  `size`, `first` and `unknown` are those of a `Slot`. With `is_padded`, the id
+  -1 is no lookup and stays. Returns -1, or the index of the first id that is an
+  error.
   """
   for i in range(len(ids)):
     wanted = ids[i]
@@ -590,14 +576,7 @@ def _place_ids(
 def _spread(
   values: np.ndarray, index: np.ndarray, columns: np.ndarray, out: np.ndarray
 ) -> None:
-  """Writes rows of a matrix into some columns of another.
-
-  Args:
-    values: [n, k].
-    index: i64[B], the rows to write.
-    columns: i64[k], the column of `out` for each column.
-    out: [B, K].
-  """
+  """Writes rows `index` i64[B] of values [n, k] to columns i64[k] of [B, K]."""
   for i in range(len(index)):
     for k in range(len(columns)):
       out[i, columns[k]] = values[index[i], k]

@@ -76,11 +76,7 @@ class Fields(NamedTuple):
   """Replaces missing values of the columns that `dense` names."""
 
   def sort(self, frame: Any, where: str) -> NamedColumns:
-    """Sorts the columns of a frame, or of a dict, by what they hold.
-
-    Raises:
-      UserError: this is no frame, or it lacks a column.
-    """
+    """Sorts the columns of a frame, or of a dict, by what they hold."""
     known = names_of(frame)
     if known is None:
       raise UserError(
@@ -131,11 +127,7 @@ class Numbers(NamedTuple):
   """Names of dense features, and of labels if there are labels."""
 
   def arranged(self, known: Known, where: str) -> 'Numbers':
-    """Returns the same numbers with columns in the order of known names.
-
-    Raises:
-      UserError: a name is missing or not known.
-    """
+    """Returns the same numbers with columns in the order of known names."""
     absent = self.dense is None
     orders = orders_of(known, self.names, where, absent=absent)
     columns: list[Any] = [self.dense, self.labels]
@@ -203,11 +195,7 @@ def read_features(
 
 
 def check_names(given: NamedColumns, tables: TableSet, where: str) -> None:
-  """Checks that there are ids of each feature, and of no others.
-
-  Raises:
-    UserError: a feature is missing, or the tables do not have it.
-  """
+  """Raises a `UserError` if there are no ids of a feature, or of another."""
   where = f'{where}, features'
   _check_present([*tables.features], [*given.features], 'ids of feature', where)
   if given.all_features:
@@ -236,11 +224,7 @@ def check_known(
   what: str = 'name here',
   hint: str = 'correct the name',
 ) -> None:
-  """Checks that all names are known.
-
-  Raises:
-    UserError: one is not. Names the nearest that is.
-  """
+  """Raises a `UserError` for the first name that is not known."""
   for name in names:
     if name not in known:
       nearest = _nearest(name, known)
@@ -276,14 +260,8 @@ def orders_of(
 ) -> tuple[Order | None, Order | None]:
   """Returns the places of known columns in a source: dense features and labels.
 
-  Args:
-    known: names that a trainer learned.
-    own: names of the source.
-    where: the source.
-    absent: whether the source has no dense features at all.
-
-  Returns:
-    None where all columns are in order.
+  None stands for columns that are in order. `absent` says that the source has
+  no dense features at all.
 
   Raises:
     UserError: a name is missing or not known, or has another width.

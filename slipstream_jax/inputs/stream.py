@@ -39,6 +39,9 @@ from slipstream_jax.vocabulary.growing import Cursor
 from slipstream_jax.vocabulary.growing import Position as VocabularyState
 
 Items = Iterable[Any] | Callable[[], Iterable[Any]]
+Unused = tuple[list[Any], list[Any], str | None]
+"""Batches and then items of a one-way iterator that were read and not trained,
+and the error that it raised after them."""
 
 
 class Reader:
@@ -80,10 +83,8 @@ class Reader:
   def peek(self) -> list[Any]:
     """Returns a list of the next item, or an empty list at the end.
 
-    The item stays the same until `take`.
-
-    Raises:
-      UserError: the iterator ended after it had raised an error.
+    The item stays the same until `take`. Raises a `UserError` if the iterator
+    has ended because of an error.
     """
     if not self.waiting:
       if self.error is not None and self.position is not None:
@@ -113,11 +114,7 @@ class Reader:
     self.position = self._after.pop()
 
   def check_settable(self, position: Any) -> None:
-    """Checks that the iterator can be set to a position of its own.
-
-    Raises:
-      UserError: it cannot.
-    """
+    """Raises a `UserError` if the iterator cannot be set to a position."""
     if position is None or not hasattr(self._iterator, 'set_state'):
       raise UserError(
         'only a source that can be set to a position can be continued',
@@ -172,9 +169,8 @@ def state_of(iterator: Any) -> Any:
 
 def from_json(position: dict[str, Any]) -> Any:
   """Returns the state of an iterator from the result of `state_of`."""
-  if 'base64' in position:
-    return base64.b64decode(position['base64'])
-  return position['json']
+  coded = position.get('base64')
+  return position['json'] if coded is None else base64.b64decode(coded)
 
 
 class StreamExamples(Unbound):
@@ -231,7 +227,7 @@ class StreamExamples(Unbound):
     reader = self._reader
     if reader is None or not reader.one_way:
       return False
-    return bool(reader.waiting) or reader.error is not None
+    return reader.waiting != [] or reader.error is not None
 
   def _opened(self) -> Reader:
     if self._reader is None:
@@ -252,10 +248,8 @@ class StreamExamples(Unbound):
     reader = self._opened()
     if reader.again is not None:
       self._reader = None  # else all share the one iterator that there is
-    growth = Growth(growing, tables)
-    return StreamBatches(
-      reader, self._fields, rules, tables, self._batch_size, growth
-    )
+    growth, size = Growth(growing, tables), self._batch_size
+    return StreamBatches(reader, self._fields, rules, tables, size, growth)
 
 
 class _Read(NamedTuple):
@@ -269,16 +263,6 @@ class _Read(NamedTuple):
   """B, to which it is padded."""
   last: int | None
   """Its checksum, if the iterator is made anew but has no state."""
-
-
-class Unused(NamedTuple):
-  """Batches and items that were read from a one-way iterator and not used."""
-
-  batches: tuple[_Read, ...]
-  items: tuple[Any, ...]
-  """Items after these batches."""
-  error: str | None
-  """The error that the iterator raised after these items."""
 
 
 class StreamBatches(BatchSource):
@@ -323,9 +307,6 @@ class StreamBatches(BatchSource):
 
     Reads a batch if there are names to learn. Later batches are checked when
     they are read.
-
-    Raises:
-      UserError: the batch has names that the trainer does not know, or lacks.
     """
     if None in known and not self._closed:
       for item in self._reader.peek():
@@ -423,11 +404,7 @@ class StreamBatches(BatchSource):
     self._batch_size = state.get('batch_size', self._batch_size)
 
   def check_can_go_back(self) -> None:
-    """Checks that the next batches can be read a second time.
-
-    Raises:
-      UserError: the iterator cannot be set to a position.
-    """
+    """Raises a `UserError` if the next batches can only be read once."""
     if self._reader.one_way:
       self._reader.check_settable(None)
 
@@ -499,21 +476,21 @@ class StreamBatches(BatchSource):
       self._kept.popleft()
 
   def unused(self) -> Unused | None:
-    """Returns what was read and not trained. None if it can be read again."""
+    """Returns batches and items to train. None if they can be read again."""
     reader = self._reader
     if not reader.one_way:
       return None
     batches = [*self._kept][len(self._kept) - self._ahead :]
-    return Unused(tuple(batches), tuple(reader.waiting), reader.error)
+    return batches, [*reader.waiting], reader.error
 
   def put_back(self, unused: Unused, state: dict[str, Any]) -> None:
     """Continues from a position with what was read of the iterator before."""
-    reader = self._reader
-    self._kept.extend(unused.batches)
-    self._ahead += len(unused.batches)
+    reader, (batches, items, error) = self._reader, unused
+    self._kept.extend(batches)
+    self._ahead += len(batches)
     if not reader.waiting:
-      reader.waiting.extend(unused.items)
-      reader.error = unused.error
+      reader.waiting.extend(items)
+      reader.error = error
     self._count(state)
 
   def close(self) -> None:

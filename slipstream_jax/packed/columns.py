@@ -120,11 +120,7 @@ class Packed(NamedTuple):
   """None for an older folder without checksums of blocks."""
 
   def column(self, form: Column) -> np.ndarray:
-    """Returns the column of that form.
-
-    Raises:
-      UserError: there is none, or one of another type or shape.
-    """
+    """Returns the column of that form, or raises a `UserError`."""
     array = self.columns.get(form.name)
     got = 'no column' if array is None else f'{array.dtype.name} {array.shape}'
     if array is None or got != f'{form.dtype} {form.shape}':
@@ -174,10 +170,7 @@ class Blocks:
   def check(self, column: Column, file: int, first: int, end: int) -> None:
     """Compares the blocks of bytes [first, end) that were not compared yet.
 
-    `file` is the descriptor of the column's open file.
-
-    Raises:
-      UserError: a block has changed.
+    `file` is the column's open file. Raises a `UserError` if a block changed.
     """
     begin, stop = first // self._block_bytes, _blocks_of(end, self._block_bytes)
     compared = self._compared[column.name]
@@ -295,11 +288,7 @@ def _blocks_of(nbytes: int, block_bytes: int) -> int:
 def _blocks(
   manifest: Mapping[str, Any], folder: pathlib.Path, columns: Sequence[Column]
 ) -> Blocks | None:
-  """Reads the checksums of the blocks. Returns None for an older folder.
-
-  Raises:
-    UserError: they differ from what was written.
-  """
+  """Reads the checksums of the blocks. Returns None for an older folder."""
   if 'blocks' not in manifest:
     return None
   path, facts = folder / BLOCKS, manifest['blocks']
@@ -362,11 +351,7 @@ def _checksum_of(manifest: Mapping[str, Any]) -> str:
 
 
 def _column(entry: Any, folder: pathlib.Path) -> Column:
-  """Returns the column of a manifest's entry.
-
-  Raises:
-    UserError: the entry is invalid.
-  """
+  """Returns the column of a manifest's entry."""
   rule = 'a packed column must have a name, the type of its numbers and a shape'
   with reporting_damage(rule, folder / MANIFEST):
     name, dtype, shape = (entry[key] for key in ('name', 'dtype', 'shape'))

@@ -75,11 +75,7 @@ def identity(raw: RawData, min_count: int, layout: Layout) -> dict[str, Any]:
 def check_same(
   identity: Mapping[str, Any], before: Mapping[str, Any], path: pathlib.Path
 ) -> None:
-  """Checks that an identity is the one in the file `path`.
-
-  Raises:
-    UserError: they differ.
-  """
+  """Raises a `UserError` if an identity is not the one in the file `path`."""
   for key, value in identity.items():
     old = before.get(key)
     if value == old:

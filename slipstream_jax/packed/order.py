@@ -87,11 +87,7 @@ class Order(NamedTuple):
 
 
 def check(order: Order, examples: int) -> None:
-  """Checks an order for a data set of `examples` examples.
-
-  Raises:
-    UserError: an argument is out of range, or a shard has no batch.
-  """
+  """Raises a `UserError` if a data set of n examples has no such order."""
   check_batch_size(order.batch_size, 'PackedBatches, batch_size')
   if order.seed is not None:
     check_seed(order.seed, 'PackedBatches, shuffle_seed')
@@ -131,10 +127,7 @@ def check(order: Order, examples: int) -> None:
 
 
 def runs(order: Order, epoch: int, group: int) -> Iterator[tuple[int, int]]:
-  """Yields a group's ranges [first, end) of stored examples.
-
-  No range is longer than a block.
-  """
+  """Yields a group's ranges of stored examples, none longer than a block."""
   begin, end = order.bounds(group)
   if order.seed is None:
     return _interleaved(order, begin, end)

@@ -35,8 +35,6 @@ PIECE = 1 << 20
 """Ids in memory at a time."""
 _SMALLEST = 1 << 12  # initial capacity of a hash table
 
-MapIds = Callable[[Ids, UInt32[np.ndarray, ' _']], int]
-"""Fills the rows of a piece of ids. Returns how many are 0."""
 Tick = Callable[[int], None]
 """Called with the number of ids done. May raise to stop the work."""
 
@@ -69,7 +67,8 @@ class Ranked(NamedTuple):
   """Lookups of each row in the training part."""
   vocabulary: np.ndarray
   """Maps new ids; see `TableColumns`."""
-  map: MapIds
+  map: Callable[[Ids, UInt32[np.ndarray, ' _']], int]
+  """Fills the rows of a piece of ids. Returns how many are 0."""
 
 
 def rank_counted(pieces: Iterable[Ids], min_count: int, tick: Tick) -> Ranked:

@@ -3,15 +3,6 @@
 from slipstream_jax.placement.base import bucket, Placement, Plan
 from slipstream_jax.placement.cached import cached
 from slipstream_jax.placement.evictions import EVICTIONS
-from slipstream_jax.placement.groups import PLACEMENTS
-from slipstream_jax.types import StaleRows
+from slipstream_jax.placement.fixed import PLACEMENTS
 
-__all__ = [
-  'EVICTIONS',
-  'PLACEMENTS',
-  'Placement',
-  'Plan',
-  'StaleRows',
-  'bucket',
-  'cached',
-]
+__all__ = ['EVICTIONS', 'PLACEMENTS', 'Placement', 'Plan', 'bucket', 'cached']

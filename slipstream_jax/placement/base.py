@@ -1,20 +1,19 @@
 """Interface of a placement: a pure plan of the rows that a step moves.
 
 `plan(state, upcoming)` runs on the host, reads no table and no device, and is a
-function of the ids. The planner, the sizing simulator and the tests all call
-it. `upcoming[0]` is the batch to plan, followed by the batches known to come
-next. The planner's thread calls `start`, `plan` and `freeze` in the order of
-the batches, some batches before the engine executes the plans.
+function of the ids. `upcoming[0]` is the batch to plan, followed by the batches
+known to come next. The planner's thread calls `start`, `plan` and `freeze` in
+the order of the batches, some batches before the engine executes the plans.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import link_kernels as kernels
+from slipstream_jax.hashing import kernel, place_slot
 from slipstream_jax.types import (
   HotRows,
   Inverse,
@@ -108,11 +107,7 @@ class Placement(NamedTuple):
 
 
 def check_hot(hot: HotRows | None, rule: str) -> HotRows:
-  """Returns the hot rows, or raises the error of a feature that needs them.
-
-  Raises:
-    UserError: no hot rows were chosen.
-  """
+  """Returns the hot rows, or raises UserError by the rule that needs them."""
   if hot is None:
     raise UserError(
       rule,
@@ -125,35 +120,69 @@ def check_hot(hot: HotRows | None, rule: str) -> HotRows:
 
 def plan_with(batch: Unique, slots: Slots) -> Plan:
   """Returns the plan that loads and stores the rows without a slot."""
-  room = np.empty(len(slots), np.int64)
-  moves = kernels.moves(batch.inverse.reshape(-1), slots, room)
-  missing, lookups, hits = room[: moves[0]], *moves[1:]
+  missing, lookups, hits = _missing(batch.inverse.reshape(-1), slots)
   return Plan(
     batch.rows, batch.inverse, slots, missing, missing, batch.hot, lookups, hits
   )
 
 
+@kernel
+@no_type_check
+def _missing(
+  inverse: np.ndarray, slots: np.ndarray
+) -> tuple[np.ndarray, int, int]:
+  """Returns the places of rows without a slot, and counts lookups.
+
+  Counts those without padding, and those whose row has a slot. `inverse`,
+  i32[n], has the places of lookups in `slots`, integer[U].
+  """
+  missing = np.empty(len(slots), np.int64)
+  absent = lookups = misses = 0
+  # One byte per row keeps the array in the processor's cache.
+  without = np.empty(len(slots), np.uint8)
+  for u in range(len(slots)):
+    without[u] = slots[u] < 0
+    missing[absent] = u
+    absent += without[u]
+  for place in inverse:
+    lookups += place >= 0
+  if absent == len(slots):
+    return missing, lookups, 0
+  if absent > 0:
+    for place in inverse:
+      if place >= 0:
+        misses += without[place]
+  return missing[:absent], lookups, lookups - misses
+
+
 def link(previous: Plan, plan: Plan) -> Plan:
-  """Returns the plan with the rows that the previous step still holds.
+  """Returns the plan with `forward` set: rows that the previous step holds.
 
   Rows that a step stores are on their way to the host while the next step is
   prepared. A row in both steps would wait for two transfers. Instead, the
   device takes it from the previous step's block.
-
-  Args:
-    previous: plan of the step before, whose rows may not be on the host yet.
-    plan: plan of the step. An earlier link is discarded.
-
-  Returns:
-    `plan` with `forward` set.
   """
   held, rows = previous.rows[previous.store], plan.rows[plan.load]
-  at = np.full(len(rows), -1, np.int64)
-  if len(held) and len(rows):
-    # At least twice as many places as rows keep the probes short.
-    scratch = np.empty(1 << (2 * len(held) - 1).bit_length(), np.int32)
-    kernels.places(held, rows, scratch, at)
-  return plan._replace(forward=Forward(previous.rows, at))
+  return plan._replace(forward=Forward(previous.rows, _places(held, rows)))
+
+
+@kernel
+@no_type_check
+def _places(held: np.ndarray, rows: np.ndarray) -> np.ndarray:
+  """Returns the place of each row in `held`, i64[U], or -1. Both are unique."""
+  out = np.full(len(rows), -1, np.int64)
+  if len(held) == 0 or len(rows) == 0:
+    return out
+  # At least twice as many places as rows keep the probes short.
+  size = 2
+  while size < 2 * len(held):
+    size *= 2
+  places = np.full(size, -1, np.int32)
+  for v in range(len(held)):
+    places[place_slot(places, held, held[v])] = v
+  for u in range(len(rows)):
+    out[u] = places[place_slot(places, held, rows[u])]
+  return out
 
 
 def bucket(count: int, smallest: int = 256) -> int:

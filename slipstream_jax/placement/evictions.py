@@ -1,12 +1,12 @@
 """Cache eviction policies: priorities of rows that only a use changes."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.placement import cache_kernels as kernels
+from slipstream_jax.hashing import kernel
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.types import HotRows, RowIds, Unique
 
@@ -94,9 +94,20 @@ def _lfu_start(
 def _lfu_used(counts: Counts, batch: Unique, step: int) -> Priorities:
   # Only ratios matter, so later uses weigh more and the N counts need no decay.
   now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
-  updated = np.empty(len(batch.rows), np.float32)
-  kernels.add_use(counts, batch.rows, now, updated)
-  return _by_count(updated)
+  return _by_count(_add_use(counts, batch.rows, now))
+
+
+@kernel
+@no_type_check
+def _add_use(
+  counts: np.ndarray, rows: np.ndarray, use: np.float32
+) -> np.ndarray:
+  """Adds `use` to counts f32[N] of unique rows. Returns their sums f32[U]."""
+  sums = np.empty(len(rows), np.float32)
+  for u in range(len(rows)):
+    sums[u] = counts[rows[u]] + use
+    counts[rows[u]] = sums[u]
+  return sums
 
 
 def _lfu_renew(

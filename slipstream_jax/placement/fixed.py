@@ -1,12 +1,11 @@
 """Keeps a fixed set of rows on the device: all, none, or the hot ones.
 
-`RESIDENT` keeps all rows: nothing moves. It is the baseline of the other
-placements, for tables that fit on the device.
+`RESIDENT` keeps all rows, for tables that fit on the device: nothing moves.
 
-`STREAMED` keeps none: each step loads its rows and stores them back, which
-needs the least device memory. This is how a parameter server (XDL) works.
-Frozen rows are the exception. The device has a copy of them, equal to the
-host's until they thaw, so they are neither loaded nor stored.
+`STREAMED` keeps none: each step loads its rows and stores them back, as with a
+parameter server (XDL). Frozen rows are the exception. The device has a copy of
+them, equal to the host's until they thaw, so they are neither loaded nor
+stored.
 
 `PINNED` and `SWAPPED` keep the hot rows. Popular rows take most lookups, which
 FAE (arXiv 2103.00686), Hotline (2204.05436) and Slipstream (2404.04270) use.
@@ -16,12 +15,13 @@ decides when (`Edge.hot_here`). Under a schedule that never sets it, no row
 stays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jaxtyping import Bool
 import numpy as np
 
-from slipstream_jax.placement import link_kernels as kernels
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.placement.base import (
   check_hot,
   NO_ROWS,
@@ -29,20 +29,24 @@ from slipstream_jax.placement.base import (
   Plan,
   plan_with,
 )
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows, RowIds, Slots, StaleRows, Unique
 
 
-def _plan_resident(
-  state: None, upcoming: Sequence[Unique]
-) -> tuple[None, Plan]:
-  return state, plan_with(upcoming[0], slots=upcoming[0].rows)
+def _planning(slots: Callable[[Any, Unique], Slots]) -> Callable[..., Any]:
+  """Returns `Placement.plan` that loads and stores the rows without a slot."""
+
+  def plan(state: Any, upcoming: Sequence[Unique]) -> tuple[Any, Plan]:
+    return state, plan_with(upcoming[0], slots(state, upcoming[0]))
+
+  return plan
 
 
 RESIDENT = Placement(
   name='resident',
   keeps=lambda num_rows, hot: None,
   start=lambda num_rows, hot, contents: None,
-  plan=_plan_resident,
+  plan=_planning(lambda state, batch: batch.rows),
 )
 
 
@@ -51,15 +55,12 @@ FrozenRows = Bool[np.ndarray, ' H_and_1'] | None
 frozen."""
 
 
-def _plan_streamed(
-  frozen: FrozenRows, upcoming: Sequence[Unique]
-) -> tuple[FrozenRows, Plan]:
-  batch = upcoming[0]
+def _slots_of_copies(frozen: FrozenRows, batch: Unique) -> Slots:
   slots = np.full(len(batch.rows), -1, np.int64)
   if frozen is not None and batch.hot is not None:
     # `Engine.freeze` puts each copy at its row's place among the hot rows.
     slots = np.where(frozen.take(batch.hot), batch.hot, slots)
-  return frozen, plan_with(batch, slots)
+  return slots
 
 
 def _freeze(frozen: FrozenRows, stale: StaleRows | None) -> FrozenRows:
@@ -70,7 +71,7 @@ STREAMED = Placement(
   name='streamed',
   keeps=lambda num_rows, hot: NO_ROWS,
   start=lambda num_rows, hot, contents: None,
-  plan=_plan_streamed,
+  plan=_planning(_slots_of_copies),
   freeze=_freeze,
   copies_frozen=True,
 )
@@ -87,13 +88,7 @@ def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
 def _slots(num_hot: int, batch: Unique) -> Slots:
   assert batch.hot is not None
   # The device keeps `hot.rows` in order, so a row's place there is its slot.
-  slots = np.empty(len(batch.hot), np.int64)
-  kernels.slots_of_hot(batch.hot, num_hot, slots)
-  return slots
-
-
-def _plan_pinned(num_hot: int, upcoming: Sequence[Unique]) -> tuple[int, Plan]:
-  return num_hot, plan_with(upcoming[0], _slots(num_hot, upcoming[0]))
+  return np.where(batch.hot < num_hot, batch.hot, np.int64(-1))
 
 
 def _start_swapping(
@@ -103,20 +98,12 @@ def _start_swapping(
   return contents is not None and len(contents) > 0, len(hot.rows)
 
 
-def _plan_swapping(
-  state: SwapState, upcoming: Sequence[Unique]
-) -> tuple[SwapState, Plan]:
-  here, num_hot = state
-  slots = _slots(num_hot if here else 0, upcoming[0])
-  return state, plan_with(upcoming[0], slots)
-
-
 # Frozen rows are hot and therefore on the device, so `freeze` does nothing.
 PINNED = Placement(
   name='pinned',
   keeps=_keeps,
   start=lambda num_rows, hot, contents: len(_keeps(num_rows, hot)),
-  plan=_plan_pinned,
+  plan=_planning(_slots),
   needs_hot=True,
 )
 
@@ -124,9 +111,107 @@ SWAPPED = Placement(
   name='swapped',
   keeps=lambda num_rows, hot: NO_ROWS,
   start=_start_swapping,
-  plan=_plan_swapping,
+  plan=_planning(
+    lambda state, batch: _slots(state[1] if state[0] else 0, batch)
+  ),
   needs_hot=True,
   swap=lambda state, here: (here, state[1]),
   swaps=True,
 )
 """A swap moves all hot rows, changed or not, as published."""
+
+PLACEMENTS: dict[str, Placement] = {
+  p.name: p for p in (RESIDENT, STREAMED, PINNED, SWAPPED)
+}
+"""The placements without parameters by name. The laws in tests/laws hold for
+them and for every `cached` one."""
+
+Placing = (
+  Placement | str | Mapping[str, Placement | str] | Sequence[Placement | str]
+)
+"""One placement or its name, one per table by name, or one per group."""
+
+_WHERE = 'Trainer, placement'
+_DEVICE_ROWS = 2**31 - 2**26
+"""Most rows that a device can keep. Slots are i32, and the slots of padding lie
+beyond them."""
+
+
+def placements_of(given: Placing, tables: TableSet) -> tuple[Placement, ...]:
+  """Returns the placement of each group.
+
+  Raises:
+    UserError: there is no such placement, or a group has none or two.
+  """
+  if isinstance(given, Placement | str):
+    return (_placement(given),) * len(tables.groups)
+  if isinstance(given, Mapping):
+    return _by_table(given, tables)
+  if not isinstance(given, Sequence) or len(given) != len(tables.groups):
+    groups = ' | '.join(', '.join(group.tables) for group in tables.groups)
+    raise UserError(
+      'placement must be one for all tables, one for each by name, or a'
+      f' sequence of one for each of the groups {groups}',
+      got=repr(given),
+      where=_WHERE,
+      hint="give one name, such as 'streamed'",
+    )
+  of_groups: Sequence[Placement | str] = [*given]
+  return tuple(map(_placement, of_groups))
+
+
+def _by_table(
+  given: Mapping[str, Placement | str], tables: TableSet
+) -> tuple[Placement, ...]:
+  if set(given) != set(tables.tables):
+    raise UserError(
+      f'placements by name must name the tables {", ".join(tables.tables)}',
+      got=', '.join(map(str, given)) or 'none',
+      where=_WHERE,
+      hint='name each table once, or give one placement for all of them',
+    )
+  chosen = []
+  for group in tables.groups:
+    own = [_placement(given[name]) for name in group.tables]
+    if any(one != own[0] for one in own):
+      raise UserError(
+        f'tables of one dim, dtype and optimizer ({", ".join(group.tables)})'
+        ' must have one placement',
+        got=', '.join(one.name for one in own),
+        where=_WHERE,
+        hint='give them the same one',
+      )
+    chosen.append(own[0])
+  return tuple(chosen)
+
+
+def _placement(given: Placement | str) -> Placement:
+  if isinstance(given, Placement):
+    return given
+  if given == 'cached':
+    raise UserError(
+      'a cache needs a capacity',
+      got=repr(given),
+      where=_WHERE,
+      hint='give slipstream_jax.cached(rows)',
+    )
+  return choose(PLACEMENTS, given, _WHERE, 'or cached(rows)')
+
+
+def check_device_rows(
+  placement: Placement, num_rows: int, hot: HotRows | None
+) -> None:
+  """Checks that i32 slots can number the rows that the placement keeps.
+
+  Raises:
+    UserError: there are too many, or needed hot rows are missing.
+  """
+  rows = placement.keeps(num_rows, hot)
+  kept = num_rows if rows is None else len(rows)
+  if kept > _DEVICE_ROWS:
+    raise UserError(
+      f'a device keeps at most {_DEVICE_ROWS} rows',
+      got=kept,
+      where=f'Trainer, placement {placement.name}',
+      hint="use 'streamed', 'pinned' or 'cached', or fewer rows",
+    )

@@ -11,7 +11,7 @@ by popularity. Like all placements, both treat a batch as a whole: a row that a
 batch uses twice is moved once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import time
 from typing import NamedTuple, no_type_check
 
@@ -128,19 +128,18 @@ def lru_curve(
       where='lru_curve, sample_rate',
       hint='set it to 1 for an exact curve',
     )
-  tally = _Tally(starts, capacities)
   stack = _Stack(int(starts[-1]))
   if first is not None:
     # Reversed, so that the most popular row counts as the most recent.
     stack.use(_sampled(first, sample_rate)[0][::-1])
-  for batch in batches:
-    uses = _uses(batch)
-    tally.batches += 1
-    tally.count_lookups(batch.rows, uses)
-    rows, kept = _sampled(batch.rows, sample_rate)
-    # The rows between two uses were sampled at the same rate.
-    tally.count(rows, uses[kept], stack.use(rows) / sample_rate)
-  return tally.curve(sample_rate)
+  # The rows between two uses were sampled at the same rate.
+  return _curve(
+    batches,
+    starts,
+    capacities,
+    lambda rows: stack.use(rows) / sample_rate,
+    sample_rate,
+  )
 
 
 def static_curve(
@@ -154,29 +153,62 @@ def static_curve(
   Use other batches than those that popularity was counted on. On its own sample
   every choice looks too good.
 
-  Args:
-    batches: the stream, a batch at a time.
-    starts: first global row of each table, and N last: `TableSet.offsets`.
-    capacities: capacities of the curve.
-    popular: all rows of known popularity, the most popular one first.
+  `popular` has all rows of known popularity, the most popular one first. The
+  other arguments are those of `lru_curve`.
   """
-  tally = _Tally(starts, capacities)
   known = len(popular.rows)
-  for batch in batches:
-    uses = _uses(batch)
-    tally.batches += 1
-    tally.count_lookups(batch.rows, uses)
-    hot_index = popular.places(batch.rows)
+
+  def least(rows: RowIds) -> np.ndarray:
+    place = popular.places(rows)
     # The n-th most popular row needs a capacity of n.
-    least = np.where(hot_index < known, hot_index + 1.0, 0)
-    tally.count(batch.rows, uses, least)
-  return tally.curve()
+    return np.where(place < known, place + 1.0, 0)
+
+  return _curve(batches, starts, capacities, least)
 
 
-def _uses(batch: Unique) -> Int[np.ndarray, ' U']:
-  """Returns the number of lookups of each unique row."""
-  flat = batch.inverse.reshape(-1)
-  return np.bincount(flat[flat >= 0], minlength=len(batch.rows))
+def _curve(
+  batches: Iterable[Unique],
+  starts: Int[np.ndarray, ' T_and_1'],
+  capacities: Capacities,
+  least: Callable[[RowIds], np.ndarray],
+  rate: float = 1.0,
+) -> Curve:
+  """Returns the curve of a cache, of a share of the rows.
+
+  `least` is called once per batch, and returns the least capacity that holds
+  each row, or 0 for none. The other arguments are those of `lru_curve`.
+  """
+  tables, sizes = len(starts) - 1, len(capacities)
+  lookups = np.zeros(tables)
+  # The last column counts uses that no capacity of the curve holds.
+  uses, rows = np.zeros((tables, sizes + 1)), np.zeros(sizes + 1)
+  unique = count = 0
+  for batch in batches:
+    count += 1
+    flat = batch.inverse.reshape(-1)
+    times = np.bincount(flat[flat >= 0], minlength=len(batch.rows))
+    table = np.searchsorted(starts, batch.rows, side='right') - 1
+    lookups += np.bincount(table, times, tables)
+    unique += len(batch.rows)
+    some, kept = _sampled(batch.rows, rate)
+    distances = least(some)
+    fits = np.searchsorted(capacities, distances)
+    fits[distances == 0] = sizes
+    places = table[kept] * uses.shape[1] + fits
+    uses += np.bincount(places, times[kept], uses.size).reshape(uses.shape)
+    rows += np.bincount(fits, minlength=len(rows))
+  uses, rows = uses / rate, rows / rate
+  # A sample has too many or too few lookups of the hottest rows. SHARDS_adj
+  # adds the difference at the smallest distance, where those rows are.
+  uses[:, 0] += lookups - uses.sum(1)
+  rows[0] += unique - rows.sum()
+  return Curve(
+    capacities,
+    lookups,
+    np.clip(np.cumsum(uses, 1)[:, :-1], 0, lookups[:, None]),
+    np.maximum(unique - np.cumsum(rows)[:-1], 0) / max(count, 1),
+    unique / max(count, 1),
+  )
 
 
 _HASH_BITS = 24  # resolves sample rates down to 1 in 16 M
@@ -210,71 +242,20 @@ class _Stack:
   def use(self, rows: RowIds) -> Int[np.ndarray, ' U']:
     """Returns each row's distance, 0 if never used, and marks it as used."""
     if self._clock + len(rows) >= len(self._tree):
-      self._make_room(len(rows))
+      used = np.flatnonzero(self._last)
+      used = used[np.argsort(self._last[used])]
+      # At least half of the times are free, so this is rare.
+      size = 2 * (len(used) + len(rows)) + 1
+      if size > len(self._tree):
+        self._tree = np.zeros(size, np.int32)
+      _renumber(self._tree, self._last, used)
+      self._clock = len(used)
     distances = np.empty(len(rows), np.int64)
     self._used = _use(
       self._tree, self._last, rows, self._clock, self._used, distances
     )
     self._clock += len(rows)
     return distances
-
-  def _make_room(self, coming: int) -> None:
-    used = np.flatnonzero(self._last)
-    used = used[np.argsort(self._last[used])]
-    # At least half of the times are free, so this is rare.
-    size = 2 * (len(used) + coming) + 1
-    if size > len(self._tree):
-      self._tree = np.zeros(size, np.int32)
-    _renumber(self._tree, self._last, used)
-    self._clock = len(used)
-
-
-class _Tally:
-  """Counts of uses by table and capacity."""
-
-  def __init__(self, starts: np.ndarray, capacities: Capacities) -> None:
-    tables, sizes = len(starts) - 1, len(capacities)
-    self._starts, self._capacities = starts, capacities
-    self._lookups = np.zeros(tables)
-    # The last column counts uses that no capacity of the curve holds.
-    self._uses = np.zeros((tables, sizes + 1))
-    self._rows = np.zeros(sizes + 1)
-    self._unique = self.batches = 0
-
-  def _tables(self, rows: RowIds) -> np.ndarray:
-    return np.searchsorted(self._starts, rows, side='right') - 1
-
-  def count_lookups(self, rows: RowIds, uses: np.ndarray) -> None:
-    """Counts all lookups of a batch, sampled or not."""
-    tables = self._tables(rows)
-    self._lookups += np.bincount(tables, uses, len(self._lookups))
-    self._unique += len(rows)
-
-  def count(
-    self, rows: RowIds, uses: np.ndarray, distances: np.ndarray
-  ) -> None:
-    """Counts uses of rows, by the least capacity that holds each. 0: none."""
-    fits = np.searchsorted(self._capacities, distances)
-    fits[distances == 0] = len(self._capacities)
-    flat = self._tables(rows) * self._uses.shape[1] + fits
-    counted = np.bincount(flat, uses, self._uses.size)
-    self._uses += counted.reshape(self._uses.shape)
-    self._rows += np.bincount(fits, minlength=len(self._rows))
-
-  def curve(self, rate: float = 1.0) -> Curve:
-    uses, rows = self._uses / rate, self._rows / rate
-    # A sample has too many or too few lookups of the hottest rows. SHARDS_adj
-    # adds the difference at the smallest distance, where those rows are.
-    uses[:, 0] += self._lookups - uses.sum(1)
-    rows[0] += self._unique - rows.sum()
-    held = np.cumsum(rows)[:-1]
-    return Curve(
-      self._capacities,
-      self._lookups,
-      np.clip(np.cumsum(uses, 1)[:, :-1], 0, self._lookups[:, None]),
-      np.maximum(self._unique - held, 0) / max(self.batches, 1),
-      self._unique / max(self.batches, 1),
-    )
 
 
 @kernel
@@ -308,18 +289,9 @@ def _use(
 ) -> int:
   """Computes the distances of a batch's rows, then marks them as used.
 
-  Args:
-    tree: i32[T + 1], Fenwick tree of ones at the time of every row's last use.
-      Changed in place.
-    last: i32[N], time of each row's last use, 0 if never used. Changed in
-      place.
-    rows: integer[U], unique. The first one counts as used first.
-    clock: time of the last use so far. clock + U must not pass T.
-    used: rows used so far.
-    distances: out, i64[U]. 0 where a row was never used.
-
-  Returns:
-    How many rows were used after the batch.
+  The tree, i32[T + 1], has a one at the time of every row's last use, `last`,
+  i32[N]. The first row counts as used first, at time `clock` + 1. Distances,
+  i64[U], are 0 where a row was never used. Returns how many rows are used now.
   """
   # All distances come first, as a batch is moved as a whole and its rows must
   # not affect each other's distances.

@@ -1,7 +1,13 @@
 """Compiled functions of a recipe, which all trainers of equal recipes share."""
 
 import atexit
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import (
+  Callable,
+  Hashable,
+  Iterable,
+  MutableMapping,
+  Sequence,
+)
 import dataclasses
 import functools
 from typing import Any
@@ -12,32 +18,26 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.engine.buffers import to_host
-from slipstream_jax.engine.frozen import Windows
+from slipstream_jax.engine.buffers import from_cpu, to_host
+from slipstream_jax.engine.planner import Windows
 from slipstream_jax.errors import UserError
+from slipstream_jax.models.adapters import adapt
 from slipstream_jax.tables import Group
-from slipstream_jax.training import judging, watch
-from slipstream_jax.training.forward import (
-  GroupRows,
-  Inverses,
-  make_forward,
-  make_loss,
-)
-from slipstream_jax.training.host_update import HostUpdate, make_host_update
+from slipstream_jax.training import watch
+from slipstream_jax.training.forward import forward, mean_loss
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.step import (
   Blocks,
-  make_init,
-  make_step,
-  RowIndices,
-  RowWeights,
+  initial_state,
+  make_host_update,
+  step,
 )
 from slipstream_jax.transforms.row_state import (
   RowStateLayout,
   split,
   without_entries,
 )
-from slipstream_jax.types import Batch
+from slipstream_jax.types import Array, Batch
 
 ReassignedRows = tuple[Int[jax.Array, ' _n'] | None, ...] | None
 """Per group, places of hot rows that are reassigned to another id. None: none
@@ -51,7 +51,11 @@ class Compiled:
 
   Attributes:
     recipe: model, tables and optimizers.
-    step: the jitted part of `update`, which does not know of watched rows.
+    step: the jitted part of `update`, which does not know of watched rows. It
+      donates state and rows.
+    forward: `forward`, jitted.
+    loss: `mean_loss`, jitted.
+    host_update: `make_host_update`, cached.
   """
 
   def __init__(self, recipe: Recipe) -> None:
@@ -60,12 +64,18 @@ class Compiled:
     Raises:
       UserError: no model, or an optimizer that cannot train rows.
     """
+    adapt(recipe.model)
     self.recipe = recipe
-    self.step = make_step(recipe, self.layouts)
-    self._forward = jax.jit(make_forward(recipe))
-    self._loss = jax.jit(make_loss(recipe))
-    self._host_updates: dict[str, HostUpdate] = {}
-    self._inits: dict[int, Callable[[jax.Array], TrainState]] = {}
+    parts = recipe, self.layouts
+    self.step = jax.jit(functools.partial(step, *parts), donate_argnums=(0, 1))
+    self.forward = jax.jit(functools.partial(forward, recipe))
+    self.loss = jax.jit(functools.partial(mean_loss, recipe))
+    self.host_update = functools.cache(
+      functools.partial(make_host_update, *parts)
+    )
+    self._init = jax.jit(
+      functools.partial(initial_state, *parts), static_argnums=0
+    )
     self._no_row = functools.cache(watch.no_row)  # every step needs one
 
   @functools.cached_property
@@ -74,17 +84,17 @@ class Compiled:
     return tuple(map(self.recipe.layout, self.recipe.tables.groups))
 
   @functools.cached_property
-  def judges(self) -> tuple[judging.Judge | None, ...]:
+  def judges(self) -> tuple[watch.Judge | None, ...]:
     """Per group, the judge of its hot rows. None where no chain judges them."""
     recipe = self.recipe
     return tuple(
-      judging.judge_of(recipe.optimizer_of(group), layout, group.dim)
+      watch.judge_of(recipe.optimizer_of(group), layout, group.dim)
       if layout.skips and recipe.watched == 'hot'
       else None
       for group, layout in zip(recipe.tables.groups, self.layouts, strict=True)
     )
 
-  def entries(self, hot: Sequence[int]) -> judging.EntriesOfGroups:
+  def entries(self, hot: Sequence[int]) -> watch.EntriesOfGroups:
     """Returns the entries before the first step, for numbers of hot rows."""
     if not any(self.judges):
       return ()
@@ -92,11 +102,7 @@ class Compiled:
     return tuple(judge and judge.start(rows) for judge, rows in pairs)
 
   def windows(self, state: TrainState) -> tuple[Windows | None, ...]:
-    """Returns per group when its hot rows are judged.
-
-    Raises:
-      UserError: the chain has arrays with numbers out of range.
-    """
+    """Returns per group when its hot rows are judged. See `Judge.windows`."""
     pairs = zip(self.judges, state.row_globals, strict=True)
     return tuple(judge and judge.windows(leaves) for judge, leaves in pairs)
 
@@ -104,14 +110,15 @@ class Compiled:
     self,
     state: TrainState,
     blocks: Blocks,
-    inverses: Inverses,
+    inverses: tuple[Int[Array, 'B _K'], ...],
     batch: Batch,
-    batches_seen: Float[jax.Array, ''],
-    row_weights: RowWeights,
-    row_index: RowIndices | None = None,
+    batches_seen: Float[Array, ''],
+    row_weights: tuple[Float[Array, ' _P'], ...],
+    row_index: watch.RowIndices | None = None,
     reassigned: ReassignedRows = None,
+    rows: str = 'stream',
   ) -> tuple[TrainState, Blocks, Float[jax.Array, '']]:
-    """Takes one step, and donates state and rows.
+    """Takes one step. It donates state and rows that are on the device.
 
     It minimizes sum(weight * loss) / B, and reports sum(weight * loss) /
     sum(weight).
@@ -127,6 +134,7 @@ class Compiled:
         is cold. Only where the state has a watch or entries.
       reassigned: per group, places i32[n] of hot rows that are reassigned with
         this step, padded with H_g. Only where the state has entries.
+      rows: a member of `ROWS`. If it is not 'stream', rows are on the host.
 
     Returns:
       The next state, the changed rows, and the loss to report, f32[].
@@ -136,12 +144,15 @@ class Compiled:
     watched, entries = state.watch, state.entries
     if row_index is not None and entries:
       entries = self._reset_entries(state, reassigned)
-      blocks, frozen = judging.attach(self.layouts, blocks, entries, row_index)
+      blocks, frozen = watch.attach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
       frozen = watch.frozen(watched, row_index)
     else:
       frozen = tuple(self._no_row(len(block.rows)) for block in blocks)
-    state, blocks, loss, touched = self.step(
+    take: Callable[..., Any] = self.step
+    if rows != 'stream':
+      take = self.host_update(rows).step
+    state, blocks, loss, touched = take(
       state._replace(watch=None, entries=()),
       blocks,
       inverses,
@@ -151,14 +162,16 @@ class Compiled:
       frozen,
     )
     if row_index is not None and entries:
-      blocks, entries = judging.detach(self.layouts, blocks, entries, row_index)
+      blocks, entries = watch.detach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
+      if rows != 'stream':
+        touched = from_cpu(touched)
       watched = watch.touched(watched, row_index, touched)
     return state._replace(watch=watched, entries=entries), blocks, loss
 
   def _reset_entries(
     self, state: TrainState, reassigned: ReassignedRows
-  ) -> judging.EntriesOfGroups:
+  ) -> watch.EntriesOfGroups:
     if reassigned is None:
       return state.entries
     groups = zip(
@@ -171,81 +184,56 @@ class Compiled:
       for judge, entries, row_globals, places in groups
     )
 
-  def score(
-    self,
-    state: TrainState,
-    rows: GroupRows,
-    inverses: Inverses,
-    batch: Batch,
-  ) -> Float[jax.Array, '']:
-    """Returns the weighted mean loss of a batch without training on it."""
-    loss: jax.Array = self._loss(
-      state.params, state.model_state, rows, inverses, batch
-    )
-    return loss
-
-  def predict(
-    self,
-    state: TrainState,
-    rows: GroupRows,
-    inverses: Inverses,
-    dense: Float[jax.Array, 'B I'],
-    lookup_weights: Float[jax.Array, 'B ...'] | None = None,
-  ) -> Float[jax.Array, 'B ...']:
-    """Returns logits f32[B] or f32[B, T], and changes no variable of the model.
-
-    Args:
-      state: of the trainer.
-      rows: per group, the batch's unique rows [P, D].
-      inverses: the index into them of each of the group's lookups, [B, K_g].
-      dense: dense features.
-      lookup_weights: as in `Batch`.
-    """
-    logits: jax.Array = self._forward(
-      state.params, state.model_state, rows, inverses, dense, lookup_weights
-    )[0]
-    return logits
-
-  def host_update(self, rows: str) -> HostUpdate:
-    """Returns the functions of steps that update rows on the host.
-
-    Args:
-      rows: what crosses the link, 'parameter_server' or 'pooled'.
-    """
-    if rows not in self._host_updates:
-      self._host_updates[rows] = make_host_update(
-        self.recipe, self.layouts, pooled=rows == 'pooled'
-      )
-    return self._host_updates[rows]
-
   def init_state(self, dense_features: int, seed: int) -> TrainState:
     """Returns the state before the first step.
 
-    Args:
-      dense_features: I, columns of `Batch.dense`.
-      seed: of the model's parameters, unless it brings them, and of dropout.
+    The seed is of dropout, and of the model's parameters unless it has its own.
 
     Raises:
       UserError: the model does not fit the tables or the dense features.
     """
     # The seed is an argument: compiling takes longer than everything else.
-    if dense_features not in self._inits:
-      init = make_init(self.recipe, self.layouts, dense_features)
-      self._inits[dense_features] = init
-    return self._inits[dense_features](_key_data(seed))
+    state: TrainState = self._init(dense_features, _key_data(seed))
+    return state
 
   @functools.cached_property
   def untrained_row_state(self) -> tuple[tuple[np.ndarray, ...], ...]:
     """Per group, the leaves of a row's state before its first step.
 
     Raises:
-      UserError: the state depends on the row's values, so that it is not known
-        before the row is used.
+      UserError: the state depends on the row's values.
     """
-    groups = zip(
-      self.recipe.tables.groups, self.layouts, self.judges, strict=True
-    )
-    return tuple(_untrained(self.recipe, *group) for group in groups)
+    groups = self.recipe.tables.groups
+    return tuple(map(self._untrained, groups, self.layouts, self.judges))
+
+  def _untrained(
+    self, group: Group, layout: RowStateLayout, judge: watch.Judge | None
+  ) -> tuple[np.ndarray, ...]:
+    """Returns the leaves of a row's state before its first step."""
+    optimizer = self.recipe.optimizer_of(group)
+
+    def init() -> list[tuple[Any, ...]]:
+      # Two different rows, to find out whether a chain copies them into its
+      # state.
+      states = [
+        optimizer.init(jnp.full((1, group.dim), value, jnp.float32))
+        for value in (0.0, 1.0)
+      ]
+      leaves = [split(layout, state)[0] for state in states]
+      if judge is not None:
+        return [without_entries(layout, one)[0] for one in leaves]
+      return leaves
+
+    zero, one = to_host(jax.jit(init)())
+    for a, b in zip(zero, one, strict=True):
+      if not np.array_equal(a, b):
+        raise UserError(
+          'the row optimizer must start every row from the same state',
+          got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
+          where=self.recipe.where(group),
+          hint='leave out the transformation that stores parameters',
+        )
+    return tuple(np.asarray(leaf[0]) for leaf in zero)
 
   @property
   def row_bytes(self) -> tuple[int, ...]:
@@ -257,24 +245,15 @@ class Compiled:
       for group, state in zip(groups, states, strict=True)
     )
 
-  @property
-  def row_bytes_by_table(self) -> list[int]:
-    """Per table, bytes of a row with its row state."""
-    return self._by_table(self.row_bytes)
-
-  @property
-  def hot_row_bytes_by_table(self) -> list[int]:
-    """Per table, bytes of a hot row with its row state and its entry."""
-    pairs = zip(self.recipe.tables.groups, self.judges, strict=True)
-    # The fields of `Entries`: f32[D], i32, bool and i32.
-    entries = [0 if judge is None else 4 * g.dim + 9 for g, judge in pairs]
-    sizes = zip(self.row_bytes, entries, strict=True)
-    return self._by_table([a + b for a, b in sizes])
-
-  def _by_table(self, of_groups: Sequence[int]) -> list[int]:
-    tables = self.recipe.tables
-    groups = zip(tables.groups, of_groups, strict=True)
-    sizes = {name: size for group, size in groups for name in group.tables}
+  def row_bytes_by_table(self, hot: bool = False) -> list[int]:
+    """Returns per table the bytes of a row, or of a hot row, with its state."""
+    tables, sizes = self.recipe.tables, dict[str, int]()
+    for group, size, judge in zip(
+      tables.groups, self.row_bytes, self.judges, strict=True
+    ):
+      if hot and judge is not None:
+        size += 4 * group.dim + 9  # `Entries`: f32[D], i32, bool and i32
+      sizes |= dict.fromkeys(group.tables, size)
     return [sizes[name] for name in tables.tables]
 
   def heads(self, state: TrainState, dense_features: int) -> int | None:
@@ -283,7 +262,7 @@ class Compiled:
     number = jnp.float32
     shape = jax.ShapeDtypeStruct
     logits, *_ = jax.eval_shape(
-      self._forward,
+      self.forward,
       state.params,
       state.model_state,
       tuple(shape((2, group.dim), group.dtype) for group in tables.groups),
@@ -301,43 +280,6 @@ def _key_data(seed: int) -> jax.Array:
   return data
 
 
-def _untrained(
-  recipe: Recipe,
-  group: Group,
-  layout: RowStateLayout,
-  judge: judging.Judge | None,
-) -> tuple[np.ndarray, ...]:
-  """Returns the leaves of a row's state before its first step.
-
-  Raises:
-    UserError: the state depends on the row's values.
-  """
-  optimizer = recipe.optimizer_of(group)
-
-  def init() -> list[tuple[Any, ...]]:
-    # Two different rows, to find out whether a chain copies them into its
-    # state.
-    states = [
-      optimizer.init(jnp.full((1, group.dim), value, jnp.float32))
-      for value in (0.0, 1.0)
-    ]
-    leaves = [split(layout, state)[0] for state in states]
-    if judge is not None:
-      return [without_entries(layout, one)[0] for one in leaves]
-    return leaves
-
-  zero, one = to_host(jax.jit(init)())
-  for a, b in zip(zero, one, strict=True):
-    if not np.array_equal(a, b):
-      raise UserError(
-        'the row optimizer must start every row from the same state',
-        got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
-        where=recipe.where(group),
-        hint='leave out the transformation that stores parameters',
-      )
-  return tuple(np.asarray(leaf[0]) for leaf in zero)
-
-
 CACHE: MutableMapping[Hashable, Compiled] = weakref.WeakValueDictionary()
 """The compiled recipes that are in use."""
 
@@ -352,9 +294,8 @@ def _clear_cache() -> None:
 def compiled_of(recipe: Recipe) -> Compiled:
   """Returns the compiled functions of the recipe, or of an equal one in use.
 
-  Only users of the result keep it alive, and with it the model and the compiled
-  step. A field that cannot be hashed, such as `sizes=[64, 32]` of a model, is
-  compared by its values.
+  Only users of the result keep it alive. An unhashable field, such as a model's
+  `sizes=[64, 32]`, is compared by its values.
 
   Raises:
     UserError: as `Compiled`, or a field can neither be hashed nor compared.
@@ -370,29 +311,27 @@ def _key(value: Any, where: str) -> Hashable:
   """Returns a key that can be hashed and is equal for equal values."""
   try:
     hash(value)
+    return value
   except TypeError:
-    return (type(value), _parts(value, where))
-  return value
-
-
-def _parts(value: Any, where: str) -> Hashable:
-  """Returns the key of the contents of a value that cannot be hashed."""
-  if isinstance(value, list | tuple):
-    names = getattr(value, '_fields', range(len(value)))
-    pairs = zip(names, value, strict=True)
-    return tuple(_key(item, f'{where}.{name}') for name, item in pairs)
-  if isinstance(value, dict):
-    items = value.items()
-    return frozenset((k, _key(item, f'{where}.{k}')) for k, item in items)
+    kind = type(value)
   if isinstance(value, set):
-    return frozenset(value)
+    return kind, frozenset(value)
   if isinstance(value, np.ndarray):
-    return (value.dtype.str, value.shape, value.tobytes())
+    return kind, value.dtype.str, value.shape, value.tobytes()
+  return kind, frozenset(
+    (name, _key(part, f'{where}.{name}')) for name, part in _parts(value, where)
+  )
+
+
+def _parts(value: Any, where: str) -> Iterable[tuple[Any, Any]]:
+  """Returns the contents of an unhashable value by name."""
+  if isinstance(value, list | tuple):
+    return zip(getattr(value, '_fields', range(len(value))), value, strict=True)
+  if isinstance(value, dict):
+    return value.items()
   if dataclasses.is_dataclass(value):
-    fields = [f.name for f in dataclasses.fields(value) if f.compare]
-    return tuple(
-      _key(getattr(value, name, None), f'{where}.{name}') for name in fields
-    )
+    names = (f.name for f in dataclasses.fields(value) if f.compare)
+    return [(name, getattr(value, name, None)) for name in names]
   raise UserError(
     'a recipe must be made of values that can be compared, so that equal '
     'ones share a compiled step',

@@ -4,19 +4,13 @@ from collections.abc import Mapping
 import contextlib
 import itertools
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Float
-
 from slipstream_jax.data.admission import admit
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.source import BatchSource, bound_in_order, Source
 from slipstream_jax.engine.buffers import to_device, to_host
-from slipstream_jax.engine.engine import Plans
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.training import metrics
-from slipstream_jax.training.forward import GroupRows
 from slipstream_jax.training.metrics import Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import Array, Batch
@@ -33,11 +27,7 @@ def evaluate(
 ) -> Metrics:
   """Returns metrics of the trainer's predictions on one pass of `source`.
 
-  Args:
-    trainer: as in `predict`.
-    source: as in `predict`, with labels, and with at least one example that is
-      not padding.
-    max_batches: as in `predict`.
+  The arguments are those of `predict`.
 
   Raises:
     UserError: as `predict`, or there is no example to score, or no label.
@@ -86,9 +76,7 @@ def frozen_vocabularies(grown: Mapping[str, Position]) -> Replace:
   """Returns what replaces growing vocabularies for scoring.
 
   Ids have the rows that training has given them so far, and get no others.
-
-  Args:
-    grown: by table, its growing vocabulary as trained.
+  `grown` has by table its growing vocabulary as trained.
   """
 
   def frozen(table: str, vocabulary: GrowingVocabulary) -> Vocabulary:
@@ -100,11 +88,7 @@ def frozen_vocabularies(grown: Mapping[str, Position]) -> Replace:
 
 
 def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
-  """Returns labels and logits of the examples of one batch.
-
-  Raises:
-    UserError: a batch that the trainer could not train on.
-  """
+  """Returns labels and logits of the examples of one batch, as `predict`."""
   with held():
     logits, batch = trainer.turns.run(lambda: _logits(trainer, batch))
   labels, real = batch.labels, batch.weights > 0
@@ -121,43 +105,16 @@ def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
 
 
 def _logits(trainer: TrainerParts, batch: Batch) -> tuple[Array, Batch]:
-  batch, plans, rows = _loaded(trainer, batch)
-  inverses = tuple(plan.inverse for plan in plans)
-  inputs = to_device((inverses, batch.dense, batch.lookup_weights))
-  return trainer.programs.predict(trainer.state, rows, *inputs), batch
-
-
-def _loaded(
-  trainer: TrainerParts, batch: Batch
-) -> tuple[Batch, Plans, GroupRows]:
-  """Returns the admitted batch with its plans and rows."""
+  """Returns logits of the admitted batch, and the batch."""
   trainer.check_consistent()
   batch = admit(batch, trainer.shape, labelled=False)
-  plans = trainer.engine.plan(batch.lookups)
-  # Loaded and never stored. The engine's step stays, so plans remain valid.
-  blocks = trainer.engine.load(plans)
-  return batch, plans, tuple(block.rows for block in blocks)
-
-
-def largest_element(trainer: TrainerParts, batch: Batch) -> float:
-  """Returns the largest absolute value in the rows that a batch looks up.
-
-  Args:
-    trainer: does not change.
-    batch: any batch that it could train on.
-
-  Raises:
-    UserError: a batch that the trainer could not train on.
-  """
-  return trainer.turns.run(
-    lambda: float(to_host(_largest(_loaded(trainer, batch)[2])))
+  rows, inverses = trainer.engine.look_up(batch.lookups)
+  inputs = to_device((inverses, batch.dense, batch.lookup_weights))
+  state = trainer.state
+  logits, _ = trainer.programs.forward(
+    state.params, state.model_state, rows, *inputs
   )
-
-
-@jax.jit
-def _largest(rows: GroupRows) -> Float[jax.Array, '']:
-  of_groups = [jnp.abs(block.astype(jnp.float32)).max() for block in rows]
-  return jnp.stack(of_groups).max()
+  return logits, batch
 
 
 def _check_end(source: BatchSource, max_batches: int | None) -> None:

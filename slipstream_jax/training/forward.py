@@ -39,73 +39,68 @@ class Gradients(NamedTuple):
   """The model's state after the pass."""
 
 
-def make_forward(
-  recipe: Recipe, *, pooled: bool = False
-) -> Callable[..., tuple[Float[jax.Array, 'B ...'], dict[str, Any]]]:
-  """Returns the forward pass; it trains if it is given the examples' weights.
-
-  The pass returns logits, f32[B] or f32[B, T], and the model's new state.
+def forward(
+  recipe: Recipe,
+  params: Any,
+  state: dict[str, Any],
+  rows: Any,
+  inverses: Any,
+  dense: Float[jax.Array, 'B I'],
+  lookup_weights: Float[jax.Array, 'B ...'] | None = None,
+  weights: Float[jax.Array, ' B'] | None = None,
+  rng: jax.Array | None = None,
+  pooled: bool = False,
+) -> tuple[Float[jax.Array, 'B ...'], dict[str, Any]]:
+  """Returns logits, f32[B] or f32[B, T], and the model's new state.
 
   Args:
     recipe: model and tables.
-    pooled: whether it takes the results of `pool` instead of rows and inverses.
+    params: the model's parameters.
+    state: the model's state.
+    rows: per group, rows [P, D].
+    inverses: per group, the index into them of each lookup, [B, K_g].
+    dense: dense features.
+    lookup_weights: as in `Batch`.
+    weights: of the examples, if the pass trains.
+    rng: the step's key, if the pass trains.
+    pooled: whether `rows` and `inverses` are the results of `pool` instead.
   """
-  model = adapt(recipe.model)
-
-  def forward(
-    params: Any,
-    state: dict[str, Any],
-    rows: Any,
-    inverses: Any,
-    dense: Float[jax.Array, 'B I'],
-    lookup_weights: Float[jax.Array, 'B ...'] | None = None,
-    weights: Float[jax.Array, ' B'] | None = None,
-    rng: jax.Array | None = None,
-  ) -> tuple[Float[jax.Array, 'B ...'], dict[str, Any]]:
-    real: RealLookups
-    if pooled:
-      # In the order of the features, because jit sorts names.
-      embeddings = {name: rows[name] for name in recipe.tables.features}
-      real = {name: inverses[name] for name in recipe.tables.features}
-    else:
-      embeddings, real = pool(recipe.tables, rows, inverses, lookup_weights)
-    keywords = {
-      'train': weights is not None,
-      'weights': jnp.ones(len(dense)) if weights is None else weights,
-      'real': real,
-      'rng': rng,
-    }
-    inputs = Inputs(named_dense(recipe, dense), embeddings, keywords)
-    logits, changed = model.apply(params, state, inputs)
-    check_logits(model.name, logits, len(dense))
-    _check_state(model.name, state, changed)
-    return logits, changed
-
-  return forward
+  model, real = adapt(recipe.model), inverses
+  if pooled:
+    # In the order of the features, because jit sorts names.
+    embeddings = {name: rows[name] for name in recipe.tables.features}
+    real = {name: inverses[name] for name in recipe.tables.features}
+  else:
+    embeddings, real = pool(recipe.tables, rows, inverses, lookup_weights)
+  keywords = {
+    'train': weights is not None,
+    'weights': jnp.ones(len(dense)) if weights is None else weights,
+    'real': real,
+    'rng': rng,
+  }
+  inputs = Inputs(named_dense(recipe, dense), embeddings, keywords)
+  logits, changed = model.apply(params, state, inputs)
+  check_logits(model.name, logits, len(dense))
+  _check_state(model.name, state, changed)
+  return logits, changed
 
 
-def make_loss(recipe: Recipe) -> Callable[..., Float[jax.Array, '']]:
-  """Returns the weighted mean loss of a batch, without training."""
-  forward = make_forward(recipe)
-
-  def loss(
-    params: Any,
-    state: dict[str, Any],
-    rows: GroupRows,
-    inverses: Inverses,
-    batch: Batch,
-  ) -> Float[jax.Array, '']:
-    logits, _ = forward(
-      params, state, rows, inverses, batch.dense, batch.lookup_weights
-    )
-    losses = example_losses(
-      recipe.loss, recipe.loss_weights, logits, batch.labels
-    )
-    return (batch.weights * losses).sum() / jnp.maximum(
-      batch.weights.sum(), 1e-9
-    )
-
-  return loss
+def mean_loss(
+  recipe: Recipe,
+  params: Any,
+  state: dict[str, Any],
+  rows: GroupRows,
+  inverses: Inverses,
+  batch: Batch,
+) -> Float[jax.Array, '']:
+  """Returns the weighted mean loss of a batch, without training on it."""
+  logits, _ = forward(
+    recipe, params, state, rows, inverses, batch.dense, batch.lookup_weights
+  )
+  losses = example_losses(
+    recipe.loss, recipe.loss_weights, logits, batch.labels
+  )
+  return (batch.weights * losses).sum() / jnp.maximum(batch.weights.sum(), 1e-9)
 
 
 def named_dense(
@@ -145,11 +140,7 @@ def pool(
 ) -> tuple[dict[str, jax.Array], RealLookups]:
   """Returns embeddings and masks of real lookups by name, in features' order.
 
-  Args:
-    tables: the tables of the rows.
-    rows: per group, rows [P, D].
-    inverses: per group, the index into its rows of each lookup [B, K_g].
-    lookup_weights: as in `Batch`.
+  The arguments are those of `forward`.
   """
   if lookup_weights is not None:
     lookup_weights = lookup_weights.reshape(len(lookup_weights), -1)
@@ -169,67 +160,33 @@ def pool(
   return in_order, {name: real[name] for name in tables.features}
 
 
-def make_passes(
-  recipe: Recipe, *, pooled: bool = False
-) -> Callable[..., Gradients]:
-  """Returns a function that computes a batch's gradients in one or more passes.
+def passes(
+  recipe: Recipe,
+  params: Any,
+  state: dict[str, Any],
+  rows: Any,
+  inverses: Any,
+  batch: Batch,
+  rng: jax.Array,
+  pooled: bool = False,
+) -> Gradients:
+  """Returns the gradients of sum(weight * loss) / B.
 
-  They are the gradients of sum(weight * loss) / B.
-
-  Args:
-    recipe: model and tables.
-    pooled: as in `make_forward`. If true, there is a single pass.
+  Takes one pass per microbatch, or a single one if `pooled`. The arguments are
+  those of `forward`.
   """
-  one_pass = _make_pass(recipe, pooled)
+  examples = len(batch.labels)
   count = 1 if pooled else recipe.microbatches
-
-  def gradients(
-    params: Any,
-    state: dict[str, Any],
-    rows: Any,
-    inverses: Any,
-    batch: Batch,
-    rng: jax.Array,
-  ) -> Gradients:
-    examples = len(batch.labels)
-    _check_parts(count, examples)
-
-    def part_pass(
-      state: dict[str, Any], inverses: Any, batch: Batch, key: jax.Array
-    ) -> tuple[Gradients, jax.Array]:
-      return one_pass(params, state, rows, inverses, batch, key, examples)
-
-    if count == 1:
-      sums, weight = part_pass(state, inverses, batch, rng)
-    else:
-      sums, weight = _summed(part_pass, count, state, (inverses, batch), rng)
-    # The mean over the examples that the kept ones represent. Padding and
-    # random dropping do not change it.
-    return sums._replace(loss=sums.loss / jnp.maximum(weight, 1e-9))
-
-  return gradients
-
-
-def _make_pass(
-  recipe: Recipe, pooled: bool
-) -> Callable[..., tuple[Gradients, jax.Array]]:
-  """Returns one pass forward and backward over (a part of) a batch.
-
-  It returns gradients, whose loss is sum(weight * loss), and sum(weight).
-  """
-  forward = make_forward(recipe, pooled=pooled)
+  _check_parts(count, examples)
 
   def one_pass(
-    params: Any,
-    state: dict[str, Any],
-    rows: Any,
-    inverses: Any,
-    batch: Batch,
-    rng: jax.Array,
-    examples: int,
+    state: dict[str, Any], inverses: Any, batch: Batch, rng: jax.Array
   ) -> tuple[Gradients, Float[jax.Array, '']]:
+    """Returns gradients with the loss sum(weight * loss), and sum(weight)."""
+
     def loss(params: Any, rows: Any) -> tuple[jax.Array, Any]:
       logits, model_state = forward(
+        recipe,
         params,
         state,
         rows,
@@ -238,15 +195,15 @@ def _make_pass(
         batch.lookup_weights,
         batch.weights,
         rng,
+        pooled,
       )
       # The offset is added only here: the model and the loss do not know it,
       # and predictions leave it out.
       if batch.offset is not None:
         logits = logits + batch.offset
-      losses = example_losses(
+      losses = batch.weights * example_losses(
         recipe.loss, recipe.loss_weights, logits, batch.labels
       )
-      losses = batch.weights * losses
       # Divided by B, a constant. The sum of the weights is random: dividing by
       # it would bias the gradients, and a batch of mostly padding would take a
       # full step.
@@ -257,14 +214,19 @@ def _make_pass(
     (_, (total, model_state)), (dense, of_rows) = jax.value_and_grad(
       loss, (0, 1), has_aux=True
     )(params, rows)
-    sums = Gradients(dense, of_rows, total, model_state)
-    return sums, batch.weights.sum()
+    return Gradients(dense, of_rows, total, model_state), batch.weights.sum()
 
-  return one_pass
+  if count == 1:
+    sums, weight = one_pass(state, inverses, batch, rng)
+  else:
+    sums, weight = _summed(one_pass, count, state, (inverses, batch), rng)
+  # The mean over the examples that the kept ones represent. Padding and random
+  # dropping do not change it.
+  return sums._replace(loss=sums.loss / jnp.maximum(weight, 1e-9))
 
 
 def _summed(
-  part_pass: Callable[..., tuple[Gradients, jax.Array]],
+  one_pass: Callable[..., tuple[Gradients, jax.Array]],
   count: int,
   state: dict[str, Any],
   inputs: Any,
@@ -278,14 +240,14 @@ def _summed(
   def step(carry: Any, part: Any) -> tuple[Any, None]:
     state, sums = carry
     number, (inverses, batch) = part
-    gradients, weight = part_pass(
+    gradients, weight = one_pass(
       state, inverses, batch, jax.random.fold_in(rng, number)
     )
     new = (gradients._replace(model_state={}), weight)
     return (gradients.model_state, jax.tree.map(jnp.add, sums, new)), None
 
   first = jax.tree.map(lambda x: x[0], parts)
-  gradients, weight = jax.eval_shape(lambda: part_pass(state, *first, rng))
+  gradients, weight = jax.eval_shape(lambda: one_pass(state, *first, rng))
   zeros = jax.tree.map(
     lambda x: jnp.zeros(x.shape, x.dtype),
     (gradients._replace(model_state={}), weight),

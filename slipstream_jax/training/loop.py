@@ -8,6 +8,7 @@ the trainer inconsistent, and later calls say so.
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import math
 import time
 from typing import Any, NamedTuple
@@ -17,25 +18,24 @@ from jax.profiler import StepTraceAnnotation, TraceAnnotation
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.engine.buffers import to_device, to_host
-from slipstream_jax.engine.counters import Counters, merge, of_step
+from slipstream_jax.engine.buffers import to_device, to_host, to_step
+from slipstream_jax.engine.counters import Counters, merge, moved
+from slipstream_jax.engine.engine import Engine, Plans
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.placement import bucket
 from slipstream_jax.schedules.base import Edge
-from slipstream_jax.training import judging, watch
-from slipstream_jax.training.crossings import CROSSINGS, on_device, STREAM
+from slipstream_jax.tables import TableSet
+from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.recipe import TrainState
+from slipstream_jax.training.step import Blocks
+from slipstream_jax.types import Batch
 
 
 class BadLoss(UserError):
-  """A step's loss is not finite, so its changes are useless.
-
-  Attributes:
-    step: number of the step.
-    examples_seen: examples of the source up to its batch.
-    loss: NaN, or infinite.
-  """
+  """A step's loss is not finite, so its changes are useless."""
 
   def __init__(self, step: int, examples_seen: int, loss: float):
     """Builds the sentence."""
@@ -77,7 +77,7 @@ def train(
   Args:
     trainer: takes the steps.
     batches: planned for it.
-    steps: the most steps to take.
+    steps: the most to take.
     stop: called before each step. If it returns true, the last record is
       yielded and no more steps are taken.
     ahead: whether a record is yielded after the next step is dispatched, so
@@ -89,7 +89,15 @@ def train(
       trainer is inconsistent or follows another schedule.
   """
   trainer.check_consistent()
-  _check(batches, steps)
+  if not hasattr(batches, 'peek'):
+    raise UserError(
+      'train takes planned batches',
+      got=type(batches).__name__,
+      where='train, batches',
+      hint='make them with planned(trainer, source)',
+    )
+  hint = 'give the most steps to take, such as 1000'
+  check_whole(steps, 0, 'train, steps', hint)
   # The last step, and its loss, which may still be on its way.
   last: tuple[StepRecord, jax.Array] | None = None
   first = int(to_host(trainer.state.step))
@@ -115,18 +123,6 @@ def train(
       yield _with_loss(trainer, *before)
   if last is not None:
     yield _with_loss(trainer, *last)
-
-
-def _check(batches: object, steps: object) -> None:
-  if not hasattr(batches, 'peek'):
-    raise UserError(
-      'train takes planned batches',
-      got=type(batches).__name__,
-      where='train, batches',
-      hint='make them with planned(trainer, source)',
-    )
-  hint = 'give the most steps to take, such as 1000'
-  check_whole(steps, 0, 'train, steps', hint)
 
 
 def _next(
@@ -180,10 +176,8 @@ def take_step(
 ) -> jax.Array:
   """Loads rows, updates and stores them; returns the loss f32[] on the device.
 
-  Args:
-    trainer: takes the step.
-    item: the batch. If this raises, it is still to be trained.
-    done: called as the last part of the step, to advance to the next batch.
+  If it raises, the batch is still to be trained. `done` is called as the last
+  part of the step, to advance to the next batch.
 
   Raises:
     UserError: the trainer is inconsistent, or the batch was planned for other
@@ -198,19 +192,19 @@ def _take_step(
 ) -> jax.Array:
   scheduled = item.scheduled
   trainer.check_consistent()
-  engine, crossing = trainer.engine, CROSSINGS[trainer.rows]
+  engine, rows = trainer.engine, trainer.rows
   engine.check_step(item.step)
   if scheduled.edge.hot_here is not None:
     engine.swap_hot(scheduled.edge.hot_here)  # repeating it does nothing
     if scheduled.edge.hot_here:
-      crossing = STREAM
+      rows = 'stream'
   counted = engine.counters
   try:
     if scheduled.edge.refreezes:
       _refreeze(trainer, scheduled.edge)
     _judge(trainer, item)
-    blocks = crossing.load(engine, item)
-    updated = crossing.update(trainer, item, blocks)
+    blocks = engine.load(item.plans, item.reassigned, rows != 'stream')
+    updated = update_step(trainer, item, blocks, rows)
   except BaseException:
     engine.counters = counted  # the rows will be loaded again
     raise
@@ -218,20 +212,151 @@ def _take_step(
   # inconsistent.
   with trainer.changing('a step'):
     trainer.state, blocks, loss = updated
-    crossing.store(engine, item, blocks)
+    engine.store(item.plans, blocks, item.reassigned, rows != 'stream')
     if scheduled.edge.closes is not None:
       _compare(trainer, scheduled.edge.closes)
     if scheduled.edge.scores is not None:
       score_held_out(trainer, scheduled.edge.scores)
     trained = int(np.count_nonzero(scheduled.batch.weights))
-    seen, dropped = scheduled.seen, scheduled.dropped
-    crossed = crossing.counts(engine, item, trained)
-    plans, sizes = item.plans, engine.row_bytes
-    engine.count(of_step(plans, sizes, seen, trained, dropped, crossed))
+    count = Counters(scheduled.seen, trained, scheduled.dropped)
+    engine.count(
+      functools.reduce(merge, _moved(engine, item, trained, rows), count)
+    )
     trainer.rest = Counters()
     trainer.grown = {**trainer.grown, **scheduled.grown}
     done()  # here, so that no Ctrl-C comes between the step and its position
   return loss
+
+
+def _row_index(
+  trainer: TrainerParts, plans: Plans, blocks: Blocks
+) -> tuple[np.ndarray, ...] | None:
+  """Returns per group the place of each row among its hot ones, H_g if cold.
+
+  None if no row is watched.
+  """
+  if not (trainer.state.watch or trainer.state.entries):
+    return None
+  indices = []
+  for plan, block, hot in zip(
+    plans, blocks, trainer.engine.hot_of_groups, strict=True
+  ):
+    assert hot is not None
+    assert plan.hot is not None
+    # Padding counts as cold, so that its values are dropped.
+    index = np.full(len(block.rows), len(hot.rows), np.int32)
+    index[: len(plan.hot)] = plan.hot
+    indices.append(index)
+  return tuple(indices)
+
+
+def _places(
+  trainer: TrainerParts, item: PlannedBatch
+) -> tuple[np.ndarray | None, ...] | None:
+  """Returns per group the places of reassigned hot rows, padded with H_g."""
+  if item.reassigned is None or not trainer.state.entries:
+    return None
+  places = []
+  for rows, hot in zip(
+    item.reassigned, trainer.engine.hot_of_groups, strict=True
+  ):
+    assert hot is not None
+    own = hot.places(rows)
+    own = own[own < len(hot.rows)]
+    padded = np.full(bucket(len(own), 16), len(hot.rows), np.int32)
+    padded[: len(own)] = own
+    places.append(padded if len(own) else None)
+  return tuple(places)
+
+
+def on_device(batch: Batch) -> Batch:
+  """Returns the batch without the fields that only the host needs."""
+  without: Any = batch
+  columns: Batch = without._replace(lookups=None, fresh=None)
+  return columns
+
+
+def update_step(
+  trainer: TrainerParts, item: PlannedBatch, blocks: Blocks, rows: str
+) -> tuple[TrainState, Blocks, jax.Array]:
+  """Takes a step on loaded blocks. If it loses the state, it marks that.
+
+  | rows | host to device | device to host | rows are updated on |
+  | --- | --- | --- | --- |
+  | `stream` | rows, row state | rows, row state | the device |
+  | `parameter_server` | rows | gradients of rows | the host |
+  | `pooled` | embeddings | gradients of embeddings | the host |
+  """
+  scheduled, seen = item.scheduled, trainer.engine.counters.examples_seen
+  size = scheduled.batch_size or len(scheduled.batch.labels)
+  inputs: Any = (
+    tuple(plan.inverse for plan in item.plans),
+    on_device(item.batch),
+    np.asarray(seen / size, np.float32),
+    item.row_weights,
+  )
+  watched: Any = _row_index(trainer, item.plans, blocks), _places(trainer, item)
+  # These arrays belong to the planner or to admitted batches. They are not
+  # written again.
+  if rows == 'stream':
+    inputs, watched = to_step((inputs, watched))
+  else:
+    watched = to_step(watched)
+  # The call may donate the state before it fails.
+  trainer.inconsistent = 'a step'
+  try:
+    with TraceAnnotation('step'):
+      updated: tuple[TrainState, Blocks, jax.Array] = trainer.update(
+        trainer.state, blocks, *inputs, *watched, rows
+      )
+  except BaseException:
+    # A failure to compile does not touch the state.
+    if not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state)):
+      trainer.inconsistent = None
+    raise
+  return updated
+
+
+def _moved(
+  engine: Engine, item: PlannedBatch, trained: int, rows: str
+) -> list[Counters]:
+  """Counts per group what crosses for a number of trained examples."""
+  counts = list(map(moved, item.plans, engine.row_bytes))
+  if rows == 'parameter_server':
+    groups = zip(counts, engine.tables.groups, item.plans, strict=True)
+    return [
+      count._replace(
+        bytes_loaded=len(plan.load)
+        * group.dim
+        * np.dtype(group.dtype).itemsize,
+        bytes_stored=len(plan.store) * group.dim * 4,  # in f32
+      )
+      for count, group, plan in groups
+    ]
+  if rows == 'pooled':
+    sizes = [trained * size for size in embedding_bytes(engine.tables)]
+    return [
+      count._replace(
+        rows_loaded=0, rows_stored=0, bytes_loaded=size, bytes_stored=size
+      )
+      for count, size in zip(counts, sizes, strict=True)
+    ]
+  return counts
+
+
+def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
+  """Returns per group the bytes of an example's embeddings, in f32.
+
+  A feature that is not pooled has an embedding for each of its L lookups.
+  """
+  lengths = {
+    name: feature.max_length if feature.combiner == 'none' else 1
+    for name, feature in tables.features.items()
+  }
+  return tuple(
+    4 * group.dim * sum(lengths[name] for name in group.features)
+    for group in tables.groups
+  )
 
 
 def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
@@ -251,7 +376,8 @@ def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
 def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
   """Lets chains judge rows at the edges of windows. Can be repeated."""
   engine, (frozen, closes, opens) = trainer.engine, item.judgement
-  engine.freeze_groups(frozen)
+  for group, mask in frozen.items():
+    engine.groups[group].freeze(mask)
   if not (closes or opens):
     return
   with _timed(trainer), trainer.changing('the edge of a window'):
@@ -265,7 +391,7 @@ def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
       )
     trainer.state = state._replace(entries=tuple(entries))
     if closes:
-      stale = judging.stale_rows_of(trainer.state.entries)
+      stale = watch.stale_rows(trainer.state.entries)
       trainer.judgements.put(item.step, stale)
 
 
@@ -296,13 +422,11 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
   """
   engine, batch = trainer.engine, trainer.held_out
   assert batch is not None  # a schedule that asks for losses has some
-  plans = engine.plan(batch.lookups)
-  # Loaded and never stored, so the engine's step stays.
-  rows = tuple(block.rows for block in engine.load(plans))
-  inverses = tuple(plan.inverse for plan in plans)
+  rows, inverses = engine.look_up(batch.lookups)
   # Offsets are for training only.
   inputs = to_device((inverses, on_device(batch)._replace(offset=None)))
-  loss = trainer.programs.score(trainer.state, rows, *inputs)
+  state = trainer.state
+  loss = trainer.programs.loss(state.params, state.model_state, rows, *inputs)
   trainer.probe.put_loss(number, loss)
 
 
@@ -346,8 +470,7 @@ def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
     batches.advance()
     trainer.engine.count(
       Counters(
-        examples_seen=scheduled.seen,
-        examples_dropped=scheduled.dropped + real,
+        examples_seen=scheduled.seen, examples_dropped=scheduled.dropped + real
       )
     )
     trainer.grown = {**trainer.grown, **scheduled.grown}

@@ -104,9 +104,7 @@ def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   )
 
 
-def probabilities(
-  logits: Float[np.ndarray, '...'],
-) -> Float[np.ndarray, '...']:
+def probabilities(logits: Float[np.ndarray, '...']) -> Float[np.ndarray, '...']:
   """Returns probabilities of clicks, with the shape and dtype of the logits."""
   # 1 / (1 + e^-x) in a form that no logit makes overflow.
   return np.exp(-np.logaddexp(0.0, -logits))

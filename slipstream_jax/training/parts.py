@@ -22,14 +22,16 @@ from slipstream_jax.data.source import (
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
-from slipstream_jax.engine.frozen import Windows
-from slipstream_jax.engine.pipeline import PlannedBatches
-from slipstream_jax.engine.planner import Start
-from slipstream_jax.engine.probe import JudgementProbe, Judgements, StepProbe
+from slipstream_jax.engine.pipeline import (
+  JudgementProbe,
+  PlannedBatches,
+  StepProbe,
+)
+from slipstream_jax.engine.planner import FrozenRows, Planner, Start, Windows
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.base import check_hot
-from slipstream_jax.placement.groups import (
+from slipstream_jax.placement.fixed import (
   check_device_rows,
   placements_of,
   Placing,
@@ -43,7 +45,6 @@ from slipstream_jax.store.host_table import Untrained
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import Compiled, compiled_of
-from slipstream_jax.training.judging import frozen_rows_of
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
 from slipstream_jax.types import Batch, HotRows
 from slipstream_jax.vocabulary.growing import Position
@@ -54,8 +55,7 @@ class TrainerParts:
   """The state, the rows and the compiled functions of a training run.
 
   Attributes:
-    programs: compiled functions of the recipe. They live as long as a trainer
-      uses them.
+    programs: compiled functions of the recipe.
     engine: owns the tables' rows.
     state: on the device; every step replaces it.
     shape: shape that every batch must have.
@@ -70,8 +70,7 @@ class TrainerParts:
     seconds_watching: seconds spent on snapshots and comparisons.
     grown: by table, its growing vocabulary as trained.
     held_out: examples whose loss a schedule asks for.
-    inconsistent: what was interrupted halfway, so that the state is not that of
-      any step. None if the trainer is consistent.
+    inconsistent: what was interrupted halfway, or None.
     turns: taken by each step and each read of the rows, by any thread.
   """
 
@@ -84,7 +83,7 @@ class TrainerParts:
   names: Known
   windows: tuple[Windows | None, ...]
   probe: StepProbe = dataclasses.field(default_factory=StepProbe)
-  judgements: Judgements = dataclasses.field(default_factory=Judgements)
+  judgements: StepProbe = dataclasses.field(default_factory=StepProbe)
   rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
   grown: Mapping[str, Position] = dataclasses.field(default_factory=dict)
@@ -104,9 +103,7 @@ class TrainerParts:
     return Counters(*(total - rest for total, rest in counts))
 
   def arrange(self, batches: BatchSource) -> None:
-    """Puts the columns of the batches in the trainer's order of names.
-
-    The trainer learns the names from the first batches that have some.
+    """Puts the columns in the trainer's order of names, or learns that order.
 
     Raises:
       UserError: names that the trainer does not know, or that are missing.
@@ -115,11 +112,7 @@ class TrainerParts:
     self.names = batches.arrange(self.names, widths)
 
   def check_consistent(self) -> None:
-    """Checks that the state is that of a completed step.
-
-    Raises:
-      UserError: a step or a restore was interrupted halfway.
-    """
+    """Raises UserError if a step or a restore was interrupted halfway."""
     if self.inconsistent is not None:
       raise UserError(
         'a trainer can continue only from a completed step',
@@ -149,8 +142,7 @@ def make_parts(
 
   Args:
     recipe: model, tables and optimizers.
-    placement: one of `PLACEMENTS`, its name, or made by `cached`, or a sequence
-      of these, one per group, or these by table name, equal within a group.
+    placement: see `Placing`. It is equal within a group.
     dense_features: I, columns of `Batch.dense`.
     seed: of the model's parameters and the rows' initial values, at least 0.
     hot: rows that may be watched and pinned, from `hot_rows`.
@@ -195,17 +187,7 @@ def make_parts(
 def _check_rows(
   rows: str, placements: Sequence[Placement], recipe: Recipe, judges: bool
 ) -> None:
-  """Checks that rows can cross the link in that way.
-
-  Args:
-    rows: a member of `ROWS`.
-    placements: of the groups.
-    recipe: model, tables and optimizers.
-    judges: whether a chain judges hot rows on the device.
-
-  Raises:
-    UserError: there is no such way, or it needs all rows on the host.
-  """
+  """Checks that rows can cross the link in that way."""
   choose(dict.fromkeys(systems.ROWS), rows, 'make_parts, rows')
   if rows == 'stream':
     return
@@ -274,11 +256,9 @@ def slipstream(
   Args:
     trainer: takes the steps, and has hot rows. If the settings compare rows, it
       watches them from here on, and trains no batches planned earlier.
-    source: examples to train on, as in `planned`.
+    source: as in `planned`, like `depth` and `workers`.
     settings: what to skip, and when.
     batches: the most batches of the source to read. None: all.
-    depth: as in `planned`.
-    workers: as in `planned`.
     regrouping: how another schedule reorders examples.
 
   Raises:
@@ -330,19 +310,16 @@ def scheduled(
   judged = None
   if any(trainer.programs.judges):
     judged = JudgementProbe(trainer.judgements)
-  return PlannedBatches(
+  planner = Planner(
     schedule,
     engine.placements,
     engine.tables,
-    depth,
     engine.hot_of_groups,
-    probe,
     # The planner's thread calls it while the other waits for the first batch.
     lambda: _start(trainer, judged),
-    judged,
-    workers,
     engine.prefetch,
   )
+  return PlannedBatches(planner, depth, probe, judged, workers)
 
 
 def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
@@ -353,8 +330,16 @@ def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
   frozen = tuple(group.frozen for group in engine.groups)
   if judged is None:
     return Start(slot_maps, step, frozen)
-  of_groups = trainer.windows, engine.hot_of_groups, trainer.state, frozen
-  freezing = frozen_rows_of(*of_groups, lambda n: judged.stale(step + n))
+  masks = [entries and entries.stale for entries in trainer.state.entries]
+  taken, stale = to_host((trainer.state.step, masks))
+  freezing = FrozenRows(
+    trainer.windows,
+    engine.hot_of_groups,
+    int(taken),
+    frozen,
+    stale,
+    lambda n: judged.stale(step + n),
+  )
   return Start(slot_maps, step, frozen, freezing)
 
 
@@ -369,11 +354,7 @@ def start_watch(trainer: TrainerParts) -> None:
 
 
 def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
-  """Checks that the trainer can follow the schedule.
-
-  Raises:
-    UserError: it cannot.
-  """
+  """Checks that the trainer can follow the schedule."""
   if spec.needs_hot:
     check_hot(trainer.engine.hot, 'skipping and regrouping need hot rows')
   skips = any(layout.skips for layout in trainer.programs.layouts)
@@ -402,15 +383,7 @@ def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
 
 
 def _check_offsets(heads: int | None, loss: object) -> None:
-  """Checks that an offset of the logit can correct for dropped examples.
-
-  Args:
-    heads: T, of labels [B, T]. None: they are [B].
-    loss: as in `Recipe`.
-
-  Raises:
-    UserError: it cannot.
-  """
+  """Checks that an offset of the logit can correct for dropped examples."""
   rule = "a policy of correction 'offset' adds to the one logit of each example"
   hint = "take a policy whose correction is 'weight', such as surprise"
   if heads is not None:
@@ -428,11 +401,8 @@ def _check_offsets(heads: int | None, loss: object) -> None:
 def is_logistic(loss: object) -> bool:
   """Whether a loss is log(1 + exp(-logit)) for clicks, up to a factor.
 
-  It is evaluated at some logits, so a user's loss needs no mark. Smoothed
-  labels, or errors that count unequally, are recognized.
-
-  Args:
-    loss: as in `Recipe`. A sequence of losses, one per head, is not logistic.
+  It is evaluated at some logits, so a user's loss needs no mark. A sequence of
+  losses, one per head, is not logistic.
   """
   if loss is optax.sigmoid_binary_cross_entropy:
     return True

@@ -78,8 +78,7 @@ class Recipe(NamedTuple):
     """Returns how the state of that optimizer splits between rows and device.
 
     Raises:
-      UserError: it cannot be split, or `skip_stale` is in a place where it
-        cannot watch hot rows.
+      UserError: it cannot be split, or `skip_stale` cannot watch hot rows.
     """
     optimizer, where = self.optimizer_of(group), self.where(group)
     layout = row_state_layout(optimizer, group.dim, where)

@@ -1,97 +1,94 @@
-"""One training step as one jitted function, and the state before the first."""
+"""Functions of one training step, and the state before the first one."""
 
-from collections.abc import Callable
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt32
 import numpy as np
 import optax
 
+from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device
 from slipstream_jax.errors import running_optimizer, UserError
 from slipstream_jax.models.adapters import adapt, Inputs
-from slipstream_jax.tables import Group
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.forward import (
+  GroupRows,
   Inverses,
-  make_passes,
   named_dense,
+  passes,
+  pool,
 )
 from slipstream_jax.training.recipe import Recipe, TrainState
-from slipstream_jax.transforms.row_state import (
-  join,
-  RowStateLayout,
-  split,
-)
+from slipstream_jax.training.watch import Masks
+from slipstream_jax.transforms.row_state import join, RowStateLayout, split
 from slipstream_jax.transforms.rowwise import stochastic_round
 from slipstream_jax.transforms.skip import touched_rows
-from slipstream_jax.types import Batch, RowBlock, Rows
+from slipstream_jax.types import Array, Batch, RowBlock, Rows
 
 Blocks = tuple[RowBlock, ...]
 """Per group, a batch's unique rows with their row state, [P, ...]."""
 RowGlobals = tuple[tuple[jax.Array, ...], ...]
 """Per group, leaves of the row optimizer's state without a row axis."""
 RowWeights = tuple[Float[jax.Array, ' _P'], ...]
-RowIndices = tuple[Int[jax.Array, ' _P'], ...]
-Masks = tuple[Bool[jax.Array, ' _P'], ...]
 
 DENSE = 'Trainer, dense_optimizer'
 """Name of the dense optimizer's argument in errors."""
 
 
-def make_step(
-  recipe: Recipe, layouts: tuple[RowStateLayout, ...]
-) -> Callable[..., tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]]:
-  """Returns the jitted step: `make_gradients`, then `make_row_update`.
+def step(
+  recipe: Recipe,
+  layouts: tuple[RowStateLayout, ...],
+  state: TrainState,
+  blocks: Blocks,
+  inverses: Inverses,
+  batch: Batch,
+  batches_seen: Float[jax.Array, ''],
+  row_weights: RowWeights,
+  frozen: Masks,
+) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
+  """Takes a step: `gradients`, then `update_rows`.
 
-  Its arguments and results are those of `Compiled.update`, except that it takes
-  masks of frozen rows instead of places of rows, and also returns masks of the
-  rows that it touched. It donates state and rows.
+  The arguments are those of `Compiled.update`, and per group the layouts of row
+  state, and which rows must keep their bits.
 
-  Args:
-    recipe: model, tables and optimizers.
-    layouts: per group, the layout of row state.
+  Returns:
+    The next state, the changed rows, the loss to report, and per group which
+    rows it touched.
   """
-  gradients = make_gradients(recipe)
-  update_rows = make_row_update(recipe, layouts)
-
-  def update(
-    state: TrainState,
-    blocks: Blocks,
-    inverses: Inverses,
-    batch: Batch,
-    batches_seen: Float[jax.Array, ''],
-    row_weights: RowWeights,
-    frozen: Masks,
-  ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
-    rows = tuple(block.rows for block in blocks)
-    new_state, row_grads, loss = gradients(
-      state, rows, inverses, batch, batches_seen
+  rows = tuple(block.rows for block in blocks)
+  new_state, row_grads, loss = gradients(
+    recipe, state, rows, inverses, batch, batches_seen
+  )
+  good = None
+  if recipe.skips_bad_steps:
+    good = _is_finite(loss, new_state.params, row_grads)
+    frozen = tuple(mask | ~good for mask in frozen)
+  new_blocks, row_globals, touched = update_rows(
+    recipe,
+    layouts,
+    blocks,
+    row_grads,
+    state.row_globals,
+    row_weights,
+    frozen,
+    batches_seen,
+    loss,
+    state.step,
+  )
+  new_state = new_state._replace(row_globals=row_globals)
+  if good is not None:
+    # Steps are counted in any case, so that later steps draw the same numbers.
+    new_state = jax.tree.map(
+      lambda new, old: jnp.where(good, new, old),
+      new_state,
+      state._replace(step=new_state.step),
     )
-    good = None
-    if recipe.skips_bad_steps:
-      good = _is_finite(loss, new_state.params, row_grads)
-      frozen = tuple(mask | ~good for mask in frozen)
-    new_blocks, row_globals, touched = update_rows(
-      blocks,
-      row_grads,
-      state.row_globals,
-      row_weights,
-      frozen,
-      batches_seen,
-      loss,
-      state.step,
-    )
-    new_state = new_state._replace(row_globals=row_globals)
-    if good is not None:
-      new_state = _state_if(good, new_state, state)
-      # Reports a loss that is not finite for a bad step, whatever it was.
-      loss = jnp.where(good | ~jnp.isfinite(loss), loss, jnp.nan)
-      touched = tuple(mask & good for mask in touched)
-    return new_state, new_blocks, loss, touched
-
-  return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
+    # Reports a loss that is not finite for a bad step, whatever it was.
+    loss = jnp.where(good | ~jnp.isfinite(loss), loss, jnp.nan)
+    touched = tuple(mask & good for mask in touched)
+  return new_state, new_blocks, loss, touched
 
 
 def _is_finite(
@@ -105,159 +102,128 @@ def _is_finite(
   return good
 
 
-def _state_if(
-  good: Bool[jax.Array, ''], new: TrainState, old: TrainState
-) -> TrainState:
-  """Returns the new state, or the bits of the old one with the new step."""
-  # Steps are counted in any case, so that later steps draw the same numbers.
-  state: TrainState = jax.tree.map(
-    lambda new, old: jnp.where(good, new, old),
-    new,
-    old._replace(step=new.step),
+def gradients(
+  recipe: Recipe,
+  state: TrainState,
+  rows: Any,
+  inverses: Any,
+  batch: Batch,
+  batches_seen: Float[jax.Array, ''],
+  pooled: bool = False,
+) -> tuple[TrainState, Any, Float[jax.Array, '']]:
+  """Takes a step without its rows: forward, backward and the dense update.
+
+  The arguments are those of `step` and `forward`.
+
+  Returns:
+    The next state with unchanged `row_globals`, the gradients of the rows, or
+    of the embeddings if `pooled`, and the loss to report.
+  """
+  key = jax.random.wrap_key_data(state.rng)
+  dense_grads, row_grads, loss, model_state = passes(
+    recipe,
+    state.params,
+    state.model_state,
+    # Half precision is for storage only: optimizers see f32 and add to f32.
+    jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rows),
+    inverses,
+    batch,
+    jax.random.fold_in(key, state.step),
+    pooled,
   )
-  return state
-
-
-def make_gradients(
-  recipe: Recipe, *, pooled: bool = False
-) -> Callable[..., tuple[TrainState, Any, Float[jax.Array, '']]]:
-  """Returns a step without its rows: forward, backward and the dense update.
-
-  It takes the state, the rows [P, D] and inverses of each group, the batch and
-  the number of batches seen. It returns the next state with unchanged
-  `row_globals`, the gradients of the rows, and the loss to report.
-
-  Args:
-    recipe: model, tables and optimizers.
-    pooled: whether it takes the results of `pool` instead of rows and inverses.
-      Then it returns gradients of the embeddings.
-  """
-  passes = make_passes(recipe, pooled=pooled)
   optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
-
-  def gradients(
-    state: TrainState,
-    rows: Any,
-    inverses: Any,
-    batch: Batch,
-    batches_seen: Float[jax.Array, ''],
-  ) -> tuple[TrainState, Any, Float[jax.Array, '']]:
-    key = jax.random.wrap_key_data(state.rng)
-    dense_grads, row_grads, loss, model_state = passes(
+  with running_optimizer(DENSE):
+    updates, dense_state = optimizer.update(
+      dense_grads,
+      state.dense_state,
       state.params,
-      state.model_state,
-      # Half precision is for storage only: optimizers see f32 and add to f32.
-      jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rows),
-      inverses,
-      batch,
-      jax.random.fold_in(key, state.step),
-    )
-    with running_optimizer(DENSE):
-      updates, dense_state = optimizer.update(
-        dense_grads,
-        state.dense_state,
-        state.params,
-        batches_seen=batches_seen,
-        example_weight=_mean_weight(batch.weights),
-        value=loss,
-      )
-    params = optax.apply_updates(state.params, updates)
-    new_state = TrainState(
-      state.step + 1,
-      params,
-      model_state,
-      dense_state,
-      state.row_globals,
-      state.rng,
-    )
-    return new_state, row_grads, loss
-
-  return gradients
-
-
-def make_row_update(
-  recipe: Recipe, layouts: tuple[RowStateLayout, ...]
-) -> Callable[..., tuple[Blocks, RowGlobals, Masks]]:
-  """Returns the update of the rows of all groups from their gradients.
-
-  Per group, it takes the blocks [P, ...], the gradients f32[P, D], the leaves
-  of row state without a row axis, the rows' weights and masks of frozen rows;
-  then the batches seen, the loss and the number of the step. It returns the new
-  blocks, those leaves, and masks of the rows that it touched.
-  """
-  groups = zip(recipe.tables.groups, layouts, strict=True)
-  updates = [
-    _row_update(recipe, group, layout, number)
-    for number, (group, layout) in enumerate(groups)
-  ]
-
-  def update(
-    blocks: Blocks,
-    gradients: tuple[Float[jax.Array, '_P _D'], ...],
-    row_globals: RowGlobals,
-    row_weights: RowWeights,
-    frozen: Masks,
-    batches_seen: Float[jax.Array, ''],
-    loss: Float[jax.Array, ''],
-    step: Int[jax.Array, ''],
-  ) -> tuple[Blocks, RowGlobals, Masks]:
-    of_groups = zip(
-      updates, blocks, gradients, row_globals, row_weights, frozen, strict=True
-    )
-    new_blocks, row_globals, touched = zip(
-      *(
-        update_group(*values, batches_seen, loss, step)
-        for update_group, *values in of_groups
-      ),
-      strict=True,
-    )
-    return new_blocks, row_globals, touched
-
-  return update
-
-
-def _row_update(
-  recipe: Recipe, group: Group, layout: RowStateLayout, number: int
-) -> Callable[..., tuple[RowBlock, tuple[jax.Array, ...], jax.Array]]:
-  """Returns the update of the rows of one group, the `number`th."""
-  optimizer = optax.with_extra_args_support(recipe.optimizer_of(group))
-
-  def update(
-    block: RowBlock,
-    gradients: Rows,
-    row_globals: tuple[jax.Array, ...],
-    row_weights: Float[jax.Array, ' P'],
-    frozen: Bool[jax.Array, ' P'],
-    batches_seen: Float[jax.Array, ''],
-    loss: Float[jax.Array, ''],
-    step: Int[jax.Array, ''],
-  ) -> tuple[RowBlock, tuple[jax.Array, ...], Bool[jax.Array, ' P']]:
-    before = block.rows.astype(jnp.float32)
-    updates, row_state = optimizer.update(
-      gradients,
-      join(layout, block.state, row_globals),
-      before,
       batches_seen=batches_seen,
-      example_weight=row_weights,
+      example_weight=_mean_weight(batch.weights),
       value=loss,
     )
-    leaves, row_globals = split(layout, row_state)
+  params = optax.apply_updates(state.params, updates)
+  new_state = TrainState(
+    state.step + 1,
+    params,
+    model_state,
+    dense_state,
+    state.row_globals,
+    state.rng,
+  )
+  return new_state, row_grads, loss
+
+
+def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
+  """Returns the mean weight of the examples that have one; 1 if none has."""
+  some = (weights > 0).sum()
+  return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
+
+
+def update_rows(
+  recipe: Recipe,
+  layouts: tuple[RowStateLayout, ...],
+  blocks: Blocks,
+  gradients: tuple[Float[jax.Array, '_P _D'], ...],
+  row_globals: RowGlobals,
+  row_weights: RowWeights,
+  frozen: Masks,
+  batches_seen: Float[jax.Array, ''],
+  loss: Float[jax.Array, ''],
+  step: Int[jax.Array, ''],
+) -> tuple[Blocks, RowGlobals, Masks]:
+  """Updates the rows of all groups from their gradients.
+
+  The arguments are those of `step`, beside the gradients of the rows.
+
+  Returns:
+    Per group the new block, the new `row_globals`, and which rows it touched.
+  """
+  of_groups = zip(
+    recipe.tables.groups,
+    layouts,
+    blocks,
+    gradients,
+    row_globals,
+    row_weights,
+    frozen,
+    strict=True,
+  )
+  results = []
+  for number, (group, layout, block, grads, leaves, weights, mask) in enumerate(
+    of_groups
+  ):
+    optimizer = optax.with_extra_args_support(recipe.optimizer_of(group))
+    before = block.rows.astype(jnp.float32)
+    updates, row_state = optimizer.update(
+      grads,
+      join(layout, block.state, leaves),
+      before,
+      batches_seen=batches_seen,
+      example_weight=weights,
+      value=loss,
+    )
+    own, leaves = split(layout, row_state)
     rows = optax.apply_updates(before, updates)
     if block.rows.dtype != rows.dtype:
       rows = _rounded(rows, block.rows.dtype, step, number)
-
-    def keep_frozen(old: jax.Array, new: jax.Array) -> jax.Array:
-      mask = frozen.reshape(len(new), *[1] * (new.ndim - 1))
-      return jnp.where(mask, old, new)
-
-    # Frozen rows keep their old bits. An update of zero would not do: it would
-    # still change row state, and -0.0 + 0.0 has other bits.
-    new_block = jax.tree.map(keep_frozen, block, RowBlock(rows, leaves))
     # Updates tell which rows were touched. Rounding to half precision may
     # leave a touched row as it was.
-    return new_block, row_globals, touched_rows(updates)
+    new_block = _keep(mask, block, RowBlock(rows, own))
+    results.append((new_block, leaves, touched_rows(updates)))
+  new_blocks, row_globals, touched = zip(*results, strict=True)
+  return new_blocks, row_globals, touched
 
-  return update
+
+def _keep(frozen: Bool[jax.Array, ' P'], old: RowBlock, new: RowBlock) -> Any:
+  """Returns the new block with the bits of the old one for frozen rows."""
+
+  # An update of zero would not do: it would still change row state, and
+  # -0.0 + 0.0 has other bits.
+  def keep(old: jax.Array, new: jax.Array) -> jax.Array:
+    mask = frozen.reshape(len(new), *[1] * (new.ndim - 1))
+    return jnp.where(mask, old, new)
+
+  return jax.tree.map(keep, old, new)
 
 
 def _rounded(
@@ -273,55 +239,39 @@ def _rounded(
   )
 
 
-def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
-  """Returns the mean weight of the examples that have one; 1 if none has."""
-  some = (weights > 0).sum()
-  return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
-
-
-def make_init(
+def initial_state(
   recipe: Recipe,
   layouts: tuple[RowStateLayout, ...],
   dense_features: int,
-) -> Callable[[jax.Array], TrainState]:
-  """Returns a jitted function of a key's data that makes the initial state.
+  data: UInt32[jax.Array, ' words'],
+) -> TrainState:
+  """Returns the state before the first step, from the data of a random key.
 
-  Args:
-    recipe: model, tables and optimizers.
-    layouts: per group, the layout of row state.
-    dense_features: I, columns of `Batch.dense`.
+  Raises:
+    UserError: the model needs dense features, and there are none.
   """
-  groups = recipe.tables.groups
-
-  def init(data: jax.Array) -> TrainState:
-    key = jax.random.wrap_key_data(data)
-    params, model_state = _init_model(recipe, dense_features, key)
-    row_states = [
-      recipe.optimizer_of(group).init(jnp.zeros((1, group.dim), jnp.float32))
-      for group in groups
-    ]
-    with running_optimizer(DENSE):
-      dense_state = recipe.dense_optimizer.init(params)
-    return TrainState(
-      jnp.zeros((), jnp.int32),
-      params,
-      model_state,
-      dense_state,
-      tuple(split(*pair)[1] for pair in zip(layouts, row_states, strict=True)),
-      data,
-    )
-
-  return jax.jit(init)
+  key = jax.random.wrap_key_data(data)
+  params, model_state = _init_model(recipe, dense_features, key)
+  row_states = [
+    recipe.optimizer_of(group).init(jnp.zeros((1, group.dim), jnp.float32))
+    for group in recipe.tables.groups
+  ]
+  with running_optimizer(DENSE):
+    dense_state = recipe.dense_optimizer.init(params)
+  return TrainState(
+    jnp.zeros((), jnp.int32),
+    params,
+    model_state,
+    dense_state,
+    tuple(split(*pair)[1] for pair in zip(layouts, row_states, strict=True)),
+    data,
+  )
 
 
 def _init_model(
   recipe: Recipe, dense_features: int, key: jax.Array
 ) -> tuple[Any, dict[str, Any]]:
-  """Returns the model's initial parameters and state, from one empty example.
-
-  Raises:
-    UserError: the model needs dense features, and there are none.
-  """
+  """Returns initial parameters and state of the model, for one example."""
   tables = recipe.tables
   lengths = {name: one.max_length for name, one in tables.features.items()}
   embeddings = {
@@ -355,3 +305,85 @@ def _init_model(
       hint='give dense features, or take embeddings alone: the model gets'
       ' dense features only if it names them',
     ) from error
+
+
+class HostUpdate(NamedTuple):
+  """The jitted functions of a step that updates rows on the host.
+
+  A parameter server sends rows and receives their gradients (XDL). Hybrid DLRM
+  pools on the host, sends embeddings and receives their gradients. Rows and
+  their state never leave the host, and any optimizer can train them there.
+  """
+
+  gradients: Any
+  """`gradients`, on the default device. Donates nothing."""
+  update_rows: Any
+  """`update_rows`, on the CPU."""
+  pool: Any
+  """`forward.pool`, on the CPU. None: rows are sent, not embeddings."""
+  spread: Any
+  """Gradients of the embeddings to gradients of the rows. None as in `pool`."""
+
+  def step(
+    self,
+    state: TrainState,
+    blocks: Blocks,
+    inverses: tuple[Int[Array, 'B _K'], ...],
+    batch: Batch,
+    batches_seen: Float[Array, ''],
+    row_weights: tuple[Float[Array, ' _P'], ...],
+    frozen: tuple[Bool[Array, ' _P'], ...],
+  ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
+    """Takes one step, as the function `step`, but donates nothing.
+
+    State is on the device, masks of frozen rows on either. Everything else is
+    on the host, also the new blocks and masks.
+    """
+    blocks, inverses = to_cpu(blocks, owned=True), to_cpu(inverses)
+    rows = tuple(block.rows for block in blocks)
+    sent: Any = rows, inverses
+    if self.pool is not None:
+      weights = to_cpu(batch.lookup_weights)
+      sent = self.pool(rows, inverses, weights)
+      batch = batch._replace(lookup_weights=None)  # already applied in pooling
+    on_device = to_device((batch, batches_seen))
+    new_state, gradients, loss = self.gradients(
+      state._replace(row_globals=()), *from_cpu(sent), *on_device
+    )
+    gradients, step, loss_here = to_cpu((gradients, state.step, loss))
+    if self.pool is not None:
+      gradients = self.spread(rows, inverses, weights, gradients)
+    new_blocks, row_globals, touched = self.update_rows(
+      blocks,
+      gradients,
+      *to_cpu((state.row_globals, row_weights, frozen, batches_seen)),
+      loss_here,
+      step,
+    )
+    new_state = new_state._replace(row_globals=from_cpu(row_globals))
+    return new_state, new_blocks, loss, touched
+
+
+def make_host_update(
+  recipe: Recipe, layouts: tuple[RowStateLayout, ...], rows: str
+) -> HostUpdate:
+  """Returns the functions of 'parameter_server' or 'pooled', see `ROWS`."""
+  pooled = rows == 'pooled'
+  return HostUpdate(
+    jax.jit(functools.partial(gradients, recipe, pooled=pooled)),
+    jax.jit(functools.partial(update_rows, recipe, layouts)),
+    jax.jit(functools.partial(pool, recipe.tables)) if pooled else None,
+    jax.jit(functools.partial(_spread, recipe.tables)) if pooled else None,
+  )
+
+
+def _spread(
+  tables: TableSet,
+  rows: GroupRows,
+  inverses: Inverses,
+  weights: Float[jax.Array, 'B ...'] | None,
+  gradients: dict[str, jax.Array],
+) -> Any:
+  rows = tuple(leaf.astype(np.float32) for leaf in rows)
+  _, back = jax.vjp(lambda x: pool(tables, x, inverses, weights)[0], rows)
+  return back(gradients)[0]

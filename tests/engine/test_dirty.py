@@ -65,7 +65,7 @@ def test_marks_are_sets(data):
           sets = {token: set(range(N)) for token in sets}
         else:
           rows = data.draw(ROWS)
-          dirty.clear()
+          dirty = DirtyRows(N)
           dirty.add(np.array(rows, np.int64))
           sets = {None: set(rows)}
   for token, rows in sets.items():

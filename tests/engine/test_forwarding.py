@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.numbered import ColumnBatches
-from slipstream_jax.engine import write_back
+from slipstream_jax.engine import group_rows
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.placement.base import link
@@ -59,7 +59,7 @@ def test_no_step_asks_for_the_rows_of_the_one_before(name, monkeypatch):
     asked.append(block)
     return to_host(block)
 
-  monkeypatch.setattr(write_back, 'to_host', ask)
+  monkeypatch.setattr(group_rows, 'to_host', ask)
   with batches_of(trainer) as batches:
     for item in itertools.islice(batches, STEPS):
       last = group.write_backs._last

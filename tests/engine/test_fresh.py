@@ -96,7 +96,7 @@ def test_what_crosses_the_link_is_counted(name):
   before = start(name)
   trained(before, {}, 2)
   (group,) = before.engine.groups
-  there = group.slot_map
+  there = group.kept.rows
   on_device = fresh[2] if there is None else np.intersect1d(fresh[2], there)
   plain, more = counters
   assert more.rows_loaded - plain.rows_loaded == len(on_device)

@@ -12,6 +12,7 @@ import pytest
 from slipstream_jax.data.admission import Admitted, ExampleShape
 from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.engine.pipeline import PlannedBatches
+from slipstream_jax.engine.planner import Planner, Start
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.base import Plain
@@ -44,14 +45,14 @@ def planned(source, depth, **others):
   depth, workers = depth if isinstance(depth, tuple) else (depth, 1)
   shape = ExampleShape(small.tables(), small.DENSE)
   schedule = Plain(Admitted(source, shape))
-  return PlannedBatches(
+  planner = Planner(
     schedule,
     [PLACEMENTS['streamed']],
     shape.tables,
-    depth,
-    workers=workers,
-    **others,
+    [None],
+    lambda: Start([None], 0),
   )
+  return PlannedBatches(planner, depth, workers=workers, **others)
 
 
 def labels(items):

@@ -195,7 +195,7 @@ SENTENCES = {
   'no features': (lambda: one(features={}), 'there must be a feature'),
   'no batch size': (lambda: one(batch_size=None), 'got None (batches, batch_s'),
   'batches of none': (lambda: one(batch_size=0), 'at least one example'),
-  'no epochs': (lambda: one(epochs=0), 'at least 1, or None'),
+  'no epochs': (lambda: one(epochs=0), 'at least 1, got 0 (batches, epochs)'),
   'a seed of text': (lambda: one(seed=-1), 'a seed must be'),
   'too few': (
     lambda: next(

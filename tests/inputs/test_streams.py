@@ -166,6 +166,15 @@ def test_who_can_begin_anew_does():
   assert list(batches(iter(())).bind(TABLES)) == []
 
 
+def test_in_order_an_iterator_has_one_reader():
+  source = batches(generator())
+  assert (
+    users(itertools.islice(source.in_order().bind(TABLES), 2)) == WANTED[:2]
+  )
+  assert source.in_order().form.dense_features == 1  # reads a batch ahead
+  assert users(source.bind(TABLES)) == WANTED[2:]
+
+
 def test_only_an_iterator_of_ours_is_closed():
   theirs = generator()
   bound = batches(theirs).bind(TABLES)

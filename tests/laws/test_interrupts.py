@@ -23,7 +23,7 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import ColumnBatches, Numbered
 from slipstream_jax.data.prefetch import Worker
-from slipstream_jax.engine import apply, write_back
+from slipstream_jax.engine import apply, group_rows
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
@@ -328,7 +328,7 @@ def test_a_torn_trainer_is_whole_after_a_restore(
 
     with monkeypatch.context() as patched:
       patched.setattr(apply, 'write_slots', lose)
-      patched.setattr(write_back.WriteBackQueue, 'stored', lambda *_: fail())
+      patched.setattr(group_rows.WriteBackQueue, 'stored', lambda *_: fail())
       with pytest.raises(Fault):
         list(train(trainer, batches, 10_000))
     with pytest.raises(UserError, match='interrupted in the middle of'):

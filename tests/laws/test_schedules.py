@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from slipstream_jax.checkpoint.state import pack
-from slipstream_jax.engine.pipeline import PlannedBatches
-from slipstream_jax.engine.probe import StepProbe
+from slipstream_jax.engine.pipeline import PlannedBatches, StepProbe
+from slipstream_jax.engine.planner import Planner, Start
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
@@ -219,9 +219,10 @@ def planned(source, spec, placement, depth, workers, most=60):
   schedule = spec.make(source, HOT_ROWS, probe)
   tables = tables_of({'all': ROWS}, dim=1)
   hot = [HOT_ROWS]
-  with PlannedBatches(
-    schedule, [placement], tables, depth, hot, probe, workers=workers
-  ) as batches:
+  planner = Planner(
+    schedule, [placement], tables, hot, lambda: Start([None], 0)
+  )
+  with PlannedBatches(planner, depth, probe, workers=workers) as batches:
     try:
       for item, _ in zip(batches, range(most), strict=False):
         emitted.append(facts(item.scheduled))

@@ -21,7 +21,6 @@ from slipstream_jax.schedules.systems import ROWS, SCHEDULES, System, SYSTEMS
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.tables import Constant, Feature, Table, TableSet
 from slipstream_jax.training import loop
-from slipstream_jax.training.crossings import CROSSINGS
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, scheduled, slipstream
 from slipstream_jax.training.recipe import Recipe
@@ -319,17 +318,13 @@ def test_a_step_that_fails_is_tried_again(system, monkeypatch):
   """Every other one, also where hot rows have just been swapped."""
   calls, whole = itertools.count(), run(system.name)
 
-  def failing(crossing):
-    def update(*arguments):
-      if next(calls) % 2 == 0:
-        raise RuntimeError('the device is busy')
-      return crossing.update(*arguments)
+  def update(*arguments):
+    if next(calls) % 2 == 0:
+      raise RuntimeError('the device is busy')
+    return original(*arguments)
 
-    return crossing._replace(update=update)
-
-  changed = {name: failing(one) for name, one in CROSSINGS.items()}
-  monkeypatch.setattr(loop, 'CROSSINGS', changed)
-  monkeypatch.setattr(loop, 'STREAM', changed['stream'])
+  original = loop.update_step
+  monkeypatch.setattr(loop, 'update_step', update)
   trainer, batches = start(system)
   with batches:
     while batches.peek() is not None:

@@ -82,11 +82,11 @@ def predict(recipe, state, rows, batch):
   """Logits of the batch."""
   places = inverses(recipe.tables, batch.lookups)
   arguments = (places, batch.dense, batch.lookup_weights)
-  return jax.device_get(
-    compiled_of(recipe).predict(
-      state, tuple(block.rows for block in rows), *jax.device_put(arguments)
-    )
+  rows = tuple(block.rows for block in rows)
+  logits, _ = compiled_of(recipe).forward(
+    state.params, state.model_state, rows, *jax.device_put(arguments)
   )
+  return jax.device_get(logits)
 
 
 def bits(state, rows):

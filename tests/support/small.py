@@ -97,11 +97,11 @@ def hot_examples(hot, lookups):
   return (flat < len(hot.rows)).all(axis=1)
 
 
-def replace_rows(engine, blocks):
+def replace_rows(engine, blocks, seed=None):
   """Gives all rows of an engine the values of one block per group."""
   pieces = [(np.arange(len(one.rows)), one) for one in blocks]
   # Iterators, as checked types would want the same U in all groups.
-  engine.reset([iter([piece]) for piece in pieces])
+  engine.reset([iter([piece]) for piece in pieces], seed)
 
 
 def store_of(table):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from slipstream_jax.data.numbered import ColumnBatches
-from slipstream_jax.engine.frozen import Windows
+from slipstream_jax.engine.planner import Windows
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.training.compiled import compiled_of

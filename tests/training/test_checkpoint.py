@@ -97,8 +97,7 @@ def assert_told_or_restored(folder, saved, other):
   np.testing.assert_equal(position.schedule_state, SCHEDULE)
   again = trainer_of(seed=2)  # as different as it was before
   other.state = again.state
-  other.engine.renew_as(2)
-  small.replace_rows(other.engine, again.engine.read_back())
+  small.replace_rows(other.engine, again.engine.read_back(), seed=2)
   return False
 
 

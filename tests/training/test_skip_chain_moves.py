@@ -7,7 +7,7 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.data.source import Forwarded
-from slipstream_jax.engine.frozen import SETTLE
+from slipstream_jax.engine.planner import SETTLE
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.parts import make_parts, planned

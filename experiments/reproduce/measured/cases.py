@@ -126,7 +126,7 @@ def case_of(
   steps = build.total_steps(config, data)
   programs = programs or Programs(build.recipe(config, data, steps))
   recipe = programs.of(1)
-  sizes = compiled_of(recipe).row_bytes_by_table
+  sizes = compiled_of(recipe).row_bytes_by_table()
   pairs = zip(recipe.tables.tables.values(), sizes, strict=True)
   table_bytes = sum(table.rows * size for table, size in pairs)
   config.hot.bytes = models.hot_bytes(model, table_bytes)

@@ -40,7 +40,7 @@ def lines_of(job: Job, case: Case, kept: Kept, tell: Tell = bool) -> list[Any]:
 def facts_of(case: Case) -> dict[str, Any]:
   """What the report says of a model."""
   recipe = case.programs.of(1)
-  tables, sizes = recipe.tables, compiled_of(recipe).row_bytes_by_table
+  tables, sizes = recipe.tables, compiled_of(recipe).row_bytes_by_table()
   rows = [table.rows for table in tables.tables.values()]
   model = MODELS[case.model]
   synthetic, name = case.config.data.path is None, case.data.name

@@ -21,9 +21,8 @@ from experiments.systems.order import most_steps
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.placement import bucket
 from slipstream_jax.store.host_table import unique_rows_of
-from slipstream_jax.training.crossings import embedding_bytes
 from slipstream_jax.training.evaluate import predict
-from slipstream_jax.training.loop import train
+from slipstream_jax.training.loop import embedding_bytes, train
 from slipstream_jax.training.metrics import compute, Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import HotRows
@@ -196,7 +195,7 @@ def device_bytes(case: Case, trainer: TrainerParts) -> int:
     strict=True,
   )
   for group, of_table, pooled in of_groups:
-    kept = group.slot_map
+    kept = group.kept.rows
     rows = group.num_rows if kept is None else len(kept)
     if group.placement.swaps and group.hot is not None:
       rows = len(group.hot.rows)
@@ -216,7 +215,7 @@ def _host_bytes(trainer: TrainerParts) -> int:
   return sum(
     group.num_rows * group.row_bytes
     for group in trainer.engine.groups
-    if group.slot_map is not None
+    if group.kept.rows is not None
   )
 
 

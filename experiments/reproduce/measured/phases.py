@@ -23,8 +23,7 @@ from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.store.host_table import unique_rows_of
-from slipstream_jax.training.crossings import CROSSINGS, on_device, STREAM
-from slipstream_jax.training.loop import score_held_out
+from slipstream_jax.training.loop import on_device, score_held_out
 from slipstream_jax.training.parts import TrainerParts
 
 BATCHES = 8
@@ -123,15 +122,15 @@ def _unique(trainer: TrainerParts, batch: Any) -> None:
 def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> int:
   """One step, phase by phase; returns whether hot rows were swapped for it."""
   engine, edge = trainer.engine, item.scheduled.edge
-  crossing = CROSSINGS[trainer.rows]
+  rows = trainer.rows
   swaps = edge.hot_here is not None
   swaps = swaps and edge.hot_here != engine.hot_here
   if edge.hot_here is not None:
     swap = functools.partial(engine.swap_hot, edge.hot_here)
     if swaps:
       watch.timed('sync', '', swap)
-    crossing = STREAM if edge.hot_here else crossing
-  if crossing is not STREAM:
+    rows = 'stream' if edge.hot_here else rows
+  if rows != 'stream':
     _host_step(trainer, item, watch)
   else:
     _device_step(trainer, item, watch)
@@ -194,7 +193,7 @@ def _host_step(
   engine, plans, state = trainer.engine, item.plans, trainer.state
   programs: Any = trainer.programs.host_update(trainer.rows)
   timed = functools.partial(_of_kind, watch, 'host')
-  blocks = timed('gather', lambda: engine.gather_on_host(plans))
+  blocks = timed('gather', lambda: engine.load(plans, on_host=True))
   blocks = to_cpu(blocks, owned=True)
   inverses = to_cpu(tuple(plan.inverse for plan in plans))
   batch, rows = on_device(item.batch), tuple(b.rows for b in blocks)
@@ -224,7 +223,7 @@ def _host_step(
 
   new_blocks, row_globals, _ = timed('update', updated)
   back = to_host(new_blocks)
-  timed('scatter', lambda: engine.scatter_on_host(plans, back))
+  timed('scatter', lambda: engine.store(plans, back, on_host=True))
   row_globals = from_cpu(row_globals)
   trainer.state = new_state._replace(row_globals=row_globals)
 
