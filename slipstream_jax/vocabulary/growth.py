@@ -119,13 +119,6 @@ class Entries(NamedTuple):
   """Last batch of each, i32."""
 
 
-def new_state(rows: int, waiting: int) -> State:
-  """Returns the state before the first batch, for these numbers of ids."""
-  return State(
-    _new_places(rows, False), _new_places(waiting, True), _scratch(0)
-  )
-
-
 def take(
   state: State,
   ids: Int[np.ndarray, ' n'],
@@ -192,9 +185,10 @@ def entries(state: State, changes: Sequence[Change]) -> Entries:
 def restore(saved: Entries, rows: int, waiting: int) -> State | None:
   """Returns the state of some entries, or None if they have an id twice.
 
-  `rows` and `waiting` are numbers of places, as for `new_state`.
+  `rows` and `waiting` are numbers of places.
   """
-  state = new_state(rows, waiting)
+  places = _new_places(rows, False), _new_places(waiting, True)
+  state = State(*places, _scratch(0))
   unique = True
   for places, ids, last in (
     (state.rows, saved.ids, saved.last),
