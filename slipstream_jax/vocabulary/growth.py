@@ -187,8 +187,9 @@ def restore(saved: Entries, rows: int, waiting: int) -> State | None:
 
   `rows` and `waiting` are numbers of places.
   """
-  places = _new_places(rows, False), _new_places(waiting, True)
-  state = State(*places, _scratch(0))
+  state = State(
+    _new_places(rows, False), _new_places(waiting, True), _scratch(0)
+  )
   unique = True
   for places, ids, last in (
     (state.rows, saved.ids, saved.last),
