@@ -26,7 +26,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import (
   is_finished,
   open_packed,
-  Packed,
+  PackedData,
   verify,
 )
 from slipstream_jax.packed.prepare import prepare
@@ -99,7 +99,7 @@ def _prepare(console: Console, data: ml_collections.ConfigDict) -> None:
   console.print(_summary(open_packed(data.path), begin.examples, passed_s))
 
 
-def _summary(packed: Packed, begin_examples: int, passed_s: float) -> Table:
+def _summary(packed: PackedData, begin_examples: int, passed_s: float) -> Table:
   """What was made of what, as a table a person reads.
 
   Args:
@@ -135,7 +135,7 @@ def _summary(packed: Packed, begin_examples: int, passed_s: float) -> Table:
   return view
 
 
-def _contents(packed: Packed) -> str:
+def _contents(packed: PackedData) -> str:
   """A sentence on a folder that was finished before."""
   manifest = packed.manifest
   return (
@@ -149,7 +149,7 @@ def _rows(manifest: dict[str, Any]) -> int:
   return sum(table['rows'] for table in manifest['tables'])
 
 
-def _bytes(packed: Packed) -> int:
+def _bytes(packed: PackedData) -> int:
   return sum(column.nbytes for column in packed.columns.values())
 
 

@@ -132,17 +132,17 @@ class Server:
     try:
       method, path = request.read_head()
       if path not in _METHODS:
-        raise _Refused(404, f'there are {", ".join(_METHODS)}')
+        raise _RequestError(404, f'there are {", ".join(_METHODS)}')
       allowed = _METHODS[path]
       if method not in allowed:
-        raise _Refused(405, f'{path} takes {" and ".join(allowed)}')
+        raise _RequestError(405, f'{path} takes {" and ".join(allowed)}')
       if path == '/score':
         return self._workers.submit(self._score, request.read_body()).result()
       facts = facts_of(self._scorer)
       if path == '/stats':
         facts = self._scorer.stats._asdict()
       return _response(200, facts, method)
-    except _Refused as error:
+    except _RequestError as error:
       allow = allowed if error.code == 405 else ()
       return _response(error.code, {'error': str(error)}, allow=allow)
 
@@ -200,7 +200,7 @@ def facts_of(scorer: Scorer) -> dict[str, Any]:
   }
 
 
-class _Refused(Exception):
+class _RequestError(Exception):
   """A request that is answered with this code and sentence."""
 
   def __init__(self, code: int, sentence: str) -> None:
@@ -222,7 +222,7 @@ class _Request:
     received = bytearray()
     while not (end := re.search(rb'\r?\n\r?\n', received)):
       if len(received) > _MOST_HEAD:
-        raise _Refused(431, f'a head must have up to {_MOST_HEAD} bytes')
+        raise _RequestError(431, f'a head must have up to {_MOST_HEAD} bytes')
       piece = self._receive(4096)
       if not piece and not received:
         raise ConnectionError
@@ -253,14 +253,18 @@ class _Request:
     fields = self._fields
     kind = fields.get('content-type', 'application/json').partition(';')[0]
     if kind.strip().lower() != 'application/json':
-      raise _Refused(415, 'the header Content-Type must be application/json')
+      raise _RequestError(
+        415, 'the header Content-Type must be application/json'
+      )
     text = fields.get('content-length')
     if text is None or 'transfer-encoding' in fields:
-      raise _Refused(411, 'a body must have a Content-Length and no chunks')
+      raise _RequestError(
+        411, 'a body must have a Content-Length and no chunks'
+      )
     digits = text.isascii() and text.isdigit()
     _check(digits, 'the header Content-Length must be a number of bytes')
     if len(text) > 18 or int(text) > MOST_BYTES:
-      raise _Refused(413, f'a body must have up to {MOST_BYTES} bytes')
+      raise _RequestError(413, f'a body must have up to {MOST_BYTES} bytes')
     if fields.get('expect', '').lower() == '100-continue' and not self._early:
       self._connection.sendall(b'HTTP/1.1 100 Continue\r\n\r\n')
     body = bytearray(self._early[: int(text)])
@@ -277,12 +281,12 @@ class _Request:
       return self._connection.recv(most)
     except TimeoutError as error:
       sentence = f'a request must come within {_PATIENCE_S:.0f} seconds'
-      raise _Refused(408, sentence) from error
+      raise _RequestError(408, sentence) from error
 
 
 def _check(good: object, sentence: str) -> None:
   if not good:
-    raise _Refused(400, sentence)
+    raise _RequestError(400, sentence)
 
 
 def _response(

@@ -227,7 +227,7 @@ def check_file(folder: Path, file: File) -> None:
     )
 
 
-class _Damaged(ValueError):
+class _DamagedError(ValueError):
   """The manifest is invalid for the reason in the message."""
 
 
@@ -247,7 +247,7 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
   if path.stat().st_size > _MOST_BYTES:
-    raise _Damaged(f'{path.stat().st_size} bytes')
+    raise _DamagedError(f'{path.stat().st_size} bytes')
   values = json.loads(path.read_bytes())
   _check(isinstance(values, dict), f'a {type(values).__name__}')
   version = values.pop('version', None)
@@ -279,7 +279,7 @@ def _parsed(kind: Any, value: Any) -> Any:
 
 def _check(good: bool, got: str) -> None:
   if not good:
-    raise _Damaged(got)
+    raise _DamagedError(got)
 
 
 def _check_layout(layout: Layout) -> None:

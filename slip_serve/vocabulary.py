@@ -18,7 +18,7 @@ END = -2
 _ENTRY_BYTES = {'counted': 12, 'text': 12, 'ranked': 4}
 
 
-class Words(NamedTuple):
+class TableVocabulary(NamedTuple):
   """The vocabulary of one table."""
 
   number: int
@@ -35,7 +35,7 @@ class Words(NamedTuple):
   """Rows i32 of the known ids, or of the buckets of 'ranked'."""
 
 
-def open_words(folder: Path, layout: Layout) -> list[Words]:
+def open_words(folder: Path, layout: Layout) -> list[TableVocabulary]:
   """Maps the vocabularies of all tables into memory.
 
   Raises:
@@ -51,8 +51,8 @@ def open_words(folder: Path, layout: Layout) -> list[Words]:
 
 def _open(
   folder: pathlib.Path, number: int, of: Vocabulary, rows: int
-) -> Words:
-  words = Words(number, rows, of.kind, of.entries, of.hash_rows)
+) -> TableVocabulary:
+  words = TableVocabulary(number, rows, of.kind, of.entries, of.hash_rows)
   if of.kind not in _ENTRY_BYTES:
     return words
   path, wanted = folder / of.file, _ENTRY_BYTES[of.kind] * of.entries
@@ -70,7 +70,7 @@ def _open(
   return words._replace(known=known, ranks=ranks)
 
 
-def rows_of(words: Words, ids: np.ndarray) -> np.ndarray:
+def rows_of(words: TableVocabulary, ids: np.ndarray) -> np.ndarray:
   """Returns the rows i64[n] of raw ids i64[n] of one table.
 
   Unknown ids have the row that training gave to such ids.
@@ -113,7 +113,7 @@ def rows_of(words: Words, ids: np.ndarray) -> np.ndarray:
   return rows
 
 
-def ids_of(words: Words, values: Sequence[Any]) -> np.ndarray:
+def ids_of(words: TableVocabulary, values: Sequence[Any]) -> np.ndarray:
   """Returns the ids i64[n] of raw values of one table: integers, texts or None.
 
   Raises:
@@ -140,7 +140,7 @@ def ids_of(words: Words, values: Sequence[Any]) -> np.ndarray:
   return ids
 
 
-def _no_id(words: Words, value: object, wanted: str) -> ServeError:
+def _no_id(words: TableVocabulary, value: object, wanted: str) -> ServeError:
   return ServeError(
     f'an id of table {words.number} must be {wanted}',
     got=f'{value!r:.40}',

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from experiments.bench.contest import Replay
-from slipstream_jax.data.prefetch import InOrder
+from slipstream_jax.data.prefetch import OrderedResults
 from slipstream_jax.engine.buffers import to_host, to_step
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
@@ -195,7 +195,9 @@ def unique_rates(
   spent: dict[int, list[float]] = {number: [] for number in workers}
   for _ in range(TURNS):
     for number, turns in spent.items():
-      with contextlib.closing(InOrder(iter(batches), find, number)) as all_of:
+      with contextlib.closing(
+        OrderedResults(iter(batches), find, number)
+      ) as all_of:
         started = time.perf_counter()
         for _ in all_of:
           pass

@@ -19,7 +19,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-from slipstream_jax.data.source import Forwarded
+from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.types import Batch
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -111,7 +111,7 @@ def code() -> int:
   return _code_of(_State.number)
 
 
-class Checked(Forwarded):
+class Checked(SourceWrapper):
   """A batch source that raises KeyboardInterrupt once a signal came."""
 
   def __next__(self) -> Batch:

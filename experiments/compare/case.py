@@ -15,7 +15,7 @@ from experiments.own import functions
 from experiments.systems.order import most_steps
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.training.compiled import Compiled, compiled_of
+from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.metrics import Metrics
@@ -37,7 +37,7 @@ class Case(NamedTuple):
   recipes: tuple[Recipe, Recipe]
   """Of plain runs, and of those that drop."""
   hot: HotRows | None
-  programs: tuple[Compiled, ...]
+  programs: tuple[CompiledFunctions, ...]
   """Of the recipes: held, or each run would compile its own anew."""
   batches: tuple[int, int]
   """That a plain run reads of the source, and one that drops."""

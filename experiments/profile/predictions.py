@@ -11,7 +11,7 @@ from slipstream_jax.placement import (
   Placement,
   PLACEMENTS,
 )
-from slipstream_jax.placement.sizing import Moved, simulate
+from slipstream_jax.placement.sizing import simulate, SimulatedMoves
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.types import HotRows, Unique
 
@@ -107,7 +107,7 @@ def _fixed_bytes(sample: Sample, need: Need) -> int:
 
 def _simulated(
   name: str, policy: str, rows: int, sample: Sample, num_rows: int
-) -> Moved:
+) -> SimulatedMoves:
   hot, batches = sample.popular, sample.batches
   if name == 'pinned':  # its hot rows are all that it keeps
     hot = hot_rows(hot.rows[:rows], num_rows)

@@ -9,18 +9,18 @@ import numpy as np
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
 from slipstream_jax.checkpoint.state import Facts, facts_of
-from slipstream_jax.data.interrupts import Turns
+from slipstream_jax.data.interrupts import TurnLock
 from slipstream_jax.data.profile import row_uses, spread
 from slipstream_jax.data.source import (
   BatchSource,
   bound_in_order,
   bound_to,
   CheckpointableIterator,
-  Forwarded,
-  Known,
+  ColumnNames,
+  SourceWrapper,
 )
 from slipstream_jax.errors import check_optimizer, choose, UserError
-from slipstream_jax.inputs.arrays import PackedExamples, Unbound
+from slipstream_jax.inputs.arrays import PackedExamples, UnboundExamples
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
@@ -42,7 +42,7 @@ from slipstream_jax.vocabulary.growing import Position as VocabularyState
 
 T = TypeVar('T')
 
-Source = Unbound | CheckpointableIterator | Iterable[Any]
+Source = UnboundExamples | CheckpointableIterator | Iterable[Any]
 """A source from `batches`, or of batches in global rows, or what `batches`
 takes as its only argument."""
 
@@ -81,8 +81,8 @@ class Maker:
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed, self._storage = hot_bytes, seed, storage
-    self.turns, self._look = Turns(), Look()
-    self._opened: list[tuple[Source, Unbound | BatchSource]] = []
+    self.turns, self._look = TurnLock(), Preview()
+    self._opened: list[tuple[Source, UnboundExamples | BatchSource]] = []
 
   def bind(self, source: Source, needs_hot: bool) -> BatchSource:
     """Returns batches to train on, and makes the parts if there are none.
@@ -97,10 +97,10 @@ class Maker:
     return self.turns.run(lambda: self._bind(source, needs_hot, trains=True))
 
   @property
-  def learned(self) -> tuple[Known, int]:
+  def learned(self) -> tuple[ColumnNames, int]:
     """Names of dense features and labels, and examples seen so far."""
     if self.parts is None:
-      return Known(), 0
+      return ColumnNames(), 0
     return self.parts.names, self.parts.engine.counters.examples_seen
 
   def score(
@@ -156,7 +156,9 @@ class Maker:
     self.parts.arrange(bound)
     return bound
 
-  def _open(self, source: Source, trains: bool) -> Unbound | BatchSource:
+  def _open(
+    self, source: Source, trains: bool
+  ) -> UnboundExamples | BatchSource:
     """Opens a source, or returns it as it was opened before.
 
     So items that were read from an iterator for a failed call are not lost.
@@ -168,12 +170,14 @@ class Maker:
     if trains:
       old = self._opened
       self._opened = [
-        one for one in old if isinstance(one[1], Unbound) and one[1].in_use
+        one
+        for one in old
+        if isinstance(one[1], UnboundExamples) and one[1].in_use
       ]
       self._opened.append((source, unbound))
     return unbound
 
-  def last_trained(self) -> Unbound | BatchSource | None:
+  def last_trained(self) -> UnboundExamples | BatchSource | None:
     """Returns the source that was last opened to train on."""
     return self._opened[-1][1] if self._opened else None
 
@@ -246,7 +250,7 @@ def _same(own: Facts, saved: Facts) -> bool:
   return np.array_equal(own.hot, saved.hot)
 
 
-class Look:
+class Preview:
   """Reads ahead in a source and sets it back, even if that fails at first."""
 
   def __init__(self) -> None:
@@ -270,26 +274,26 @@ class Look:
       self._source = None
 
 
-def opened(source: Source) -> Unbound | BatchSource:
+def opened(source: Source) -> UnboundExamples | BatchSource:
   """Returns the source, or the batches of a generator or frame by name.
 
   Raises:
     UserError: it gives no examples.
   """
-  if isinstance(source, Unbound | BatchSource):
+  if isinstance(source, UnboundExamples | BatchSource):
     return source
   if isinstance(source, CheckpointableIterator):
-    return Forwarded(source)
+    return SourceWrapper(source)
   return batches(source)
 
 
-def dense_of(source: Unbound | BatchSource, look: Look) -> Dense:
+def dense_of(source: UnboundExamples | BatchSource, look: Preview) -> Dense:
   """Returns the dense features. It reads a batch of a source of batches.
 
   Raises:
     UserError: it has no batch, or cannot be set back to its position.
   """
-  if isinstance(source, Unbound):
+  if isinstance(source, UnboundExamples):
     form = source.form
     return form.dense_features, form.dense_columns or None
   with look.into(source):
@@ -305,12 +309,12 @@ def dense_of(source: Unbound | BatchSource, look: Look) -> Dense:
 
 
 def popular(
-  source: Unbound | BatchSource,
+  source: UnboundExamples | BatchSource,
   tables: TableSet,
   budget_bytes: int,
   row_bytes: list[int],
   grown: Mapping[str, VocabularyState],
-  look: Look,
+  look: Preview,
 ) -> HotRows:
   """Returns the most popular rows that fit into a budget.
 

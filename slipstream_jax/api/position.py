@@ -35,7 +35,7 @@ class SourceState(NamedTuple):
   """Whether a schedule was given up because another source was trained."""
 
 
-class Reading(NamedTuple):
+class ActiveSource(NamedTuple):
   """A source that is being trained on."""
 
   source: object
@@ -116,7 +116,7 @@ def resume(
   skip: Skip | None,
   ahead: tuple[int, int],
   state: SourceState,
-) -> Reading:
+) -> ActiveSource:
   """Begins to read a source from the state in which training left it.
 
   Args:
@@ -159,7 +159,7 @@ def resume(
       if resumes_schedule:
         parts.state, parts.probe = parts.state._replace(watch=watches), probe
       raise
-  return Reading(source, skip, bound, begun, state.restored)
+  return ActiveSource(source, skip, bound, begun, state.restored)
 
 
 def _check_resumable(state: SourceState, skip: Skip | None) -> None:

@@ -18,14 +18,14 @@ import optax
 
 from slipstream_jax.api.making import Maker, opened, Source
 from slipstream_jax.api.position import (
+  ActiveSource,
   check_skip,
-  Reading,
   resume,
   SourceStates,
 )
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.interrupts import held, Turns
-from slipstream_jax.data.source import is_endless, Known
+from slipstream_jax.data.interrupts import held, TurnLock
+from slipstream_jax.data.source import ColumnNames, is_endless
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.pipeline import workers_of
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
@@ -148,11 +148,11 @@ class Trainer:
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
     workers = workers_of(workers, 'Trainer, workers')
     self._ahead = prefetch, workers
-    self._reading: Reading | None = None
+    self._reading: ActiveSource | None = None
     self._states = SourceStates()
     # Taken by calls that change which batches are trained. `Maker.turns` are
     # for the rows. A thread takes these before those, never after.
-    self._turns = Turns()
+    self._turns = TurnLock()
 
   def __enter__(self) -> 'Trainer':
     return self
@@ -467,7 +467,7 @@ class Trainer:
 
     self._maker.turns.run(leave)
 
-  def _forget(self, names: Known) -> None:
+  def _forget(self, names: ColumnNames) -> None:
     """Restores the names from before a source on which no step was taken."""
     with held():
       self._end(closes=False)
@@ -475,7 +475,7 @@ class Trainer:
 
   def _begin(
     self, source: Source, skip: Skip | None, steps: int, ahead: bool
-  ) -> tuple[Reading, Iterator[StepRecord]]:
+  ) -> tuple[ActiveSource, Iterator[StepRecord]]:
     """Reads a source, and takes steps on it until another one is read."""
     current = self._read(source, skip)
 
@@ -484,7 +484,7 @@ class Trainer:
 
     return current, loop.train(self.parts, current.planned, steps, stop, ahead)
 
-  def _read(self, source: Source, skip: Skip | None) -> Reading:
+  def _read(self, source: Source, skip: Skip | None) -> ActiveSource:
     """Returns the reading of a source, from where training left it."""
     check_skip(skip)
     old = self._reading
@@ -526,7 +526,9 @@ def _no_batch(restored: bool) -> UserError:
   )
 
 
-def _next(current: Reading, records: Iterator[StepRecord]) -> StepRecord | None:
+def _next(
+  current: ActiveSource, records: Iterator[StepRecord]
+) -> StepRecord | None:
   """Returns the record of the next step, if one is taken."""
   record = next(records, None)
   current.bound.keep_from(current.position)

@@ -48,7 +48,7 @@ Chain = tuple[Manifest, ...]
 """A checkpoint: the base first, then the increments on it."""
 
 
-class Skipped(NamedTuple):
+class BadCheckpoint(NamedTuple):
   """A checkpoint that is damaged, or unreadable if `why` is an OSError."""
 
   step: int
@@ -60,7 +60,7 @@ class Search(NamedTuple):
 
   chains: list[Chain]
   """The newest whole checkpoints, newest first."""
-  skipped: list[Skipped]
+  skipped: list[BadCheckpoint]
   """Newer ones than the last of these, newest first."""
 
 
@@ -83,7 +83,7 @@ def find_chains(
     OSError: the place cannot be listed.
   """
   chains: list[Chain] = []
-  skipped: list[Skipped] = []
+  skipped: list[BadCheckpoint] = []
   checked = set[FileFacts]()  # files that several chains share
   for step in sorted(steps_in(place) if steps is None else steps)[::-1]:
     if len(chains) == most:
@@ -95,7 +95,7 @@ def find_chains(
           _check(place, facts, deep)
           checked.add(facts)
     except (UserError, OSError) as error:
-      skipped.append(Skipped(step, error))
+      skipped.append(BadCheckpoint(step, error))
     else:
       chains.append(chain)
   return Search(chains, skipped)

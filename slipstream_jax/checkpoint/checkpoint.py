@@ -36,8 +36,8 @@ from slipstream_jax.checkpoint.state import (
   dense_state,
   DenseState,
   Facts,
-  Packed,
   read_facts,
+  StoredPosition,
   WHOLE,
 )
 from slipstream_jax.data.interrupts import held
@@ -111,7 +111,7 @@ class Checkpoints:
     self._writer: Writer | None = None
     self._chain: Chain = ()
     self._search: tuple[tuple[int | None, bool], Search] | None = None
-    self._schedule: Packed | None = None
+    self._schedule: StoredPosition | None = None
     self.totals = Totals()
 
   def save(

@@ -25,7 +25,7 @@ from slipstream_jax.checkpoint.state import (
   VERSION,
 )
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.data.source import Known
+from slipstream_jax.data.source import ColumnNames
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows
 from slipstream_jax.errors import UserError
@@ -146,7 +146,7 @@ def _check_rows(piece: Piece, group: GroupRows, where: str) -> None:
     )
 
 
-def _names(trainer: TrainerParts, payload: dict[str, Any]) -> Known:
+def _names(trainer: TrainerParts, payload: dict[str, Any]) -> ColumnNames:
   """Returns the names that the run had learned, or else the recipe's."""
   known = names_from(payload.get('facts', {}))
   if known.dense is None:

@@ -72,7 +72,7 @@ class Budget:
       self._changed.notify_all()
 
 
-class _Saved(NamedTuple):
+class _SavedRows(NamedTuple):
   """Rows with their saved values of the snapshot."""
 
   rows: RowIds
@@ -115,7 +115,7 @@ class RowSnapshot:
     self.bits, self._num_rows, self._row_bytes = bits, num_rows, row_bytes
     self._gather, self._budget, self._piece_rows = gather, budget, piece_rows
     self._saved_bits = np.zeros_like(bits)
-    self._saved: list[_Saved] = []
+    self._saved: list[_SavedRows] = []
     # Rows below `_taken` were read. Those up to `_claimed` are being read. The
     # device's rows below `_ready` are saved.
     self._taken = self._claimed = self._ready = 0
@@ -186,7 +186,7 @@ class RowSnapshot:
     return bool(low < high)
 
   def _add(self, rows: RowIds, block: RowBlock) -> None:
-    self._saved.append(_Saved(rows, block, len(rows) * self._row_bytes))
+    self._saved.append(_SavedRows(rows, block, len(rows) * self._row_bytes))
     mark(self._saved_bits, rows)
 
   def pieces(self) -> Iterator[tuple[RowIds, RowBlock]]:
@@ -221,7 +221,7 @@ class RowSnapshot:
     self,
     rows: RowIds,
     on_host: np.ndarray,
-    saved: list[_Saved],
+    saved: list[_SavedRows],
     start: int,
     end: int,
   ) -> RowBlock:

@@ -23,7 +23,7 @@ import numpy as np
 from slipstream_jax.checkpoint.manifest import Manifest, new_id, read_file
 from slipstream_jax.checkpoint.places import Place
 from slipstream_jax.checkpoint.row_file import LOST
-from slipstream_jax.data.source import Known
+from slipstream_jax.data.source import ColumnNames
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import State
@@ -45,7 +45,7 @@ WHOLE = 'a checkpoint must be whole to be restored'
 _ARRAY = '__array__'
 
 
-class Packed(NamedTuple):
+class StoredPosition(NamedTuple):
   """A position of batches, as a checkpoint stores it."""
 
   state: State
@@ -65,7 +65,7 @@ class DenseState(NamedTuple):
   """JSON for the manifest."""
   arrays: dict[str, Any]
   """A tree of numpy arrays. Read-only."""
-  schedule: Packed
+  schedule: StoredPosition
   """Position of the batches."""
   hot: Int[np.ndarray, ' H'] | None
   """As in `Facts`."""
@@ -74,7 +74,9 @@ class DenseState(NamedTuple):
 
 
 def dense_state(
-  trainer: TrainerParts, schedule_state: State, before: Packed | None = None
+  trainer: TrainerParts,
+  schedule_state: State,
+  before: StoredPosition | None = None,
 ) -> DenseState:
   """Copies everything of a trainer but its rows. Waits for the last step.
 
@@ -107,7 +109,7 @@ def dense_state(
   return DenseState(step, payload, arrays, schedule, facts.hot, new_id())
 
 
-def pack(state: State, before: Packed | None = None) -> Packed:
+def pack(state: State, before: StoredPosition | None = None) -> StoredPosition:
   """Converts a state to JSON and a file of its arrays.
 
   The file of an earlier result is reused if the arrays are the same objects. A
@@ -136,7 +138,7 @@ def pack(state: State, before: Packed | None = None) -> Packed:
     if all(one is other for one, other in pairs):
       return before._replace(state=packed)
   data = _npz({f'arr_{i}': array for i, array in enumerate(arrays)})
-  return Packed(packed, tuple(arrays), data, zlib.crc32(data))
+  return StoredPosition(packed, tuple(arrays), data, zlib.crc32(data))
 
 
 def _npz(arrays: Mapping[str, Any]) -> bytes:
@@ -339,7 +341,7 @@ class Facts(NamedTuple):
   """Global rows of the hot rows, i64, if some were chosen."""
   watched: bool
   """Whether rows were being compared."""
-  names: Known = Known()
+  names: ColumnNames = ColumnNames()
   """Of dense features and labels. Empty in checkpoints written before names
   were saved."""
 
@@ -356,11 +358,11 @@ def facts_of(parts: TrainerParts) -> Facts:
   )
 
 
-def names_from(values: Mapping[str, Any]) -> Known:
+def names_from(values: Mapping[str, Any]) -> ColumnNames:
   """Returns the names in the JSON of facts. Earlier versions have none."""
   if 'names' not in values:
-    return Known(values.get('dense_columns'))
-  return Known(**values['names'])
+    return ColumnNames(values.get('dense_columns'))
+  return ColumnNames(**values['names'])
 
 
 def bytes_of_hot(hot: Int[np.ndarray, ' H']) -> bytes:

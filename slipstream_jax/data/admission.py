@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from slipstream_jax.data.numbered import signed
-from slipstream_jax.data.source import bound_to, Forwarded, Source
+from slipstream_jax.data.source import bound_to, Source, SourceWrapper
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import as_array, check_integers, TableSet
 from slipstream_jax.types import Batch
@@ -33,7 +33,7 @@ class ExampleShape(NamedTuple):
     return self.tables.num_rows
 
 
-class Admitted(Forwarded):
+class CheckedSource(SourceWrapper):
   """A source whose batches are checked and copied when they are read."""
 
   def __init__(self, source: Source, shape: ExampleShape) -> None:

@@ -1,7 +1,7 @@
 """Protects steps from interrupts and from other threads.
 
 A step changes rows either completely or not at all. `held` delays Ctrl-C until
-its block ends, and `Turns` lets one thread at a time use the rows.
+its block ends, and `TurnLock` lets one thread at a time use the rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ class _DelayedHandler:
     self.first = number, frame
 
 
-class Turns:
+class TurnLock:
   """Lets one thread at a time run, in the order in which they came.
 
   A plain lock would let a loop of steps take it again and again while another

@@ -40,7 +40,7 @@ class Column(Protocol):
   def __getitem__(self, rows: Any) -> np.ndarray: ...
 
 
-class Numbered(BatchSource):
+class NumberedBatches(BatchSource):
   """Batches computed by a function of their number.
 
   Attributes:
@@ -182,7 +182,7 @@ def checksum(order: object, columns: Iterable[Column] = ()) -> int:
   """Returns a CRC-32 of a description and of 1,024 examples, evenly spaced.
 
   Args:
-    order: as in `Numbered`.
+    order: as in `NumberedBatches`.
     columns: arrays [n, ...] of the examples.
   """
   # JSON is the same on every machine, but does not know numpy's numbers.
@@ -211,7 +211,7 @@ class Columns(NamedTuple):
     return Columns(*taken)
 
 
-class ColumnBatches(Numbered):
+class ColumnBatches(NumberedBatches):
   """Batches over `Columns`, shuffled per epoch by (seed, epoch) or in order.
 
   Attributes:

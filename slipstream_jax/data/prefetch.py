@@ -18,7 +18,7 @@ _EXIT_S = 5.0  # how long the exit waits: a source may never return
 
 
 @runtime_checkable
-class Threaded(Protocol):
+class ThreadedIterator(Protocol):
   """An iterator that has threads."""
 
   def threads(self) -> Iterator[threading.Thread]:
@@ -26,11 +26,11 @@ class Threaded(Protocol):
     ...
 
 
-_open: weakref.WeakSet[Threaded] = weakref.WeakSet()
+_open: weakref.WeakSet[ThreadedIterator] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def ends_at_exit(iterator: Threaded) -> None:
+def ends_at_exit(iterator: ThreadedIterator) -> None:
   """Registers an iterator whose threads end before Python finalizes.
 
   Python kills daemon threads as it finalizes. A thread that returns from C++
@@ -179,7 +179,7 @@ class Worker(Generic[T]):
         self._thread.join(_WAIT_S)
 
 
-class InOrder(Generic[T, R]):
+class OrderedResults(Generic[T, R]):
   """Results of a function of each item, in the order of the items.
 
   One thread at a time takes an item, and computes its result while others take

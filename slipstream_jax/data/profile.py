@@ -13,8 +13,8 @@ from jaxtyping import Int
 import numba
 import numpy as np
 
-from slipstream_jax.data.numbered import Numbered
-from slipstream_jax.data.prefetch import InOrder
+from slipstream_jax.data.numbered import NumberedBatches
+from slipstream_jax.data.prefetch import OrderedResults
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import Batch, Lookups
@@ -42,7 +42,7 @@ def spread(
   yield first
   wanted = max(1, -(-examples // len(first.weights)))
   position = source.get_state()
-  jumps = isinstance(source, Numbered) and 'vocabularies' not in position
+  jumps = isinstance(source, NumberedBatches) and 'vocabularies' not in position
   if batches is None or batches <= wanted or not jumps:
     most = wanted if batches is None else min(batches, wanted)
     yield from itertools.islice(source, most - 1)
@@ -74,7 +74,7 @@ def row_uses(
     UserError: a lookup of a row that no table has.
   """
   counts = np.zeros(num_rows, np.int32)
-  parts = InOrder(iter(profile), np.ascontiguousarray, 2)
+  parts = OrderedResults(iter(profile), np.ascontiguousarray, 2)
   with contextlib.closing(parts):
     for lookups in parts:
       flat = lookups.reshape(-1)

@@ -20,7 +20,7 @@ WidthByName = Mapping[str, int | None]
 where the columns have no names."""
 
 
-class Known(NamedTuple):
+class ColumnNames(NamedTuple):
   """Names of columns. None: not known yet."""
 
   dense: WidthByName | None = None
@@ -111,7 +111,7 @@ class BatchSource(abc.ABC):
     """Releases threads and files. May be called more than once."""
     return
 
-  def arrange(self, known: Known, widths: Widths) -> Known:
+  def arrange(self, known: ColumnNames, widths: Widths) -> ColumnNames:
     """Puts columns in the order of a trainer's names from here on.
 
     Called before batches are trained or scored.
@@ -213,7 +213,7 @@ Source = CheckpointableIterator | Bindable
 """What a trainer takes."""
 
 
-class Forwarded(BatchSource):
+class SourceWrapper(BatchSource):
   """A source that reads another one: a base of those that change batches."""
 
   def __init__(self, source: CheckpointableIterator) -> None:
@@ -272,7 +272,7 @@ def bound_to(
       where='source',
       hint='give examples to batches(...), or write these methods',
     )
-  return Forwarded(source)
+  return SourceWrapper(source)
 
 
 def bound_in_order(

@@ -221,7 +221,7 @@ class PlannedBatches:
     judged: JudgementProbe | None = None,
     workers: int | None = 1,
   ) -> None:
-    """Takes over the planner, whose schedule's source is `Admitted`.
+    """Takes over the planner, whose schedule's source is a `CheckedSource`.
 
     Args:
       planner: plans the batches. Its schedule is closed with this iterator.

@@ -9,10 +9,10 @@ from jax.profiler import TraceAnnotation
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from slipstream_jax.data.prefetch import InOrder
+from slipstream_jax.data.prefetch import OrderedResults
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
-from slipstream_jax.schedules.base import Schedule, Scheduled
+from slipstream_jax.schedules.base import Schedule, ScheduledBatch
 from slipstream_jax.selection.hot import stale_by_group
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.tables import TableSet
@@ -150,7 +150,7 @@ RowWeights = tuple[Float[np.ndarray, ' P'], ...]
 class PlannedBatch(NamedTuple):
   """A batch ready for its step."""
 
-  scheduled: Scheduled
+  scheduled: ScheduledBatch
   plans: tuple[Plan, ...]
   """One plan per group."""
   row_weights: RowWeights
@@ -189,12 +189,12 @@ class Start(NamedTuple):
 class UniqueBatch(NamedTuple):
   """A batch with its unique rows, not planned yet."""
 
-  scheduled: Scheduled
+  scheduled: ScheduledBatch
   uniques: tuple[Unique, ...]
   row_weights: RowWeights
 
 
-def _traced(schedule: Iterator[Scheduled]) -> Iterator[Scheduled]:
+def _traced(schedule: Iterator[ScheduledBatch]) -> Iterator[ScheduledBatch]:
   while True:
     with TraceAnnotation('data'):
       item = next(schedule, None)
@@ -222,12 +222,14 @@ class Planner(NamedTuple):
   prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None
   """Called with each batch's plans, whose rows will be loaded soon."""
 
-  def find_all(self, workers: int) -> InOrder[Scheduled, UniqueBatch]:
+  def find_all(
+    self, workers: int
+  ) -> OrderedResults[ScheduledBatch, UniqueBatch]:
     """Returns all batches with their unique rows, found by some threads."""
-    return InOrder(_traced(iter(self.schedule)), self._find, workers)
+    return OrderedResults(_traced(iter(self.schedule)), self._find, workers)
 
   def plan_all(
-    self, batches: InOrder[Scheduled, UniqueBatch]
+    self, batches: OrderedResults[ScheduledBatch, UniqueBatch]
   ) -> Generator[PlannedBatch, None, None]:
     """Yields every batch, planned. Closes `batches` at the end."""
     try:
@@ -308,7 +310,7 @@ class Planner(NamedTuple):
     for group, mask in masks.items():
       states[group] = self.placements[group].freeze(states[group], mask)
 
-  def _find(self, item: Scheduled) -> UniqueBatch:
+  def _find(self, item: ScheduledBatch) -> UniqueBatch:
     lookups, weights = item.batch.lookups, item.batch.weights
     with TraceAnnotation('unique'):
       uniques = tuple(

@@ -18,13 +18,16 @@ from slip_serve.vocabulary import text_ids
 from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.arrays import PackedExamples, Unbound
+from slipstream_jax.inputs.arrays import PackedExamples, UnboundExamples
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.evaluate import frozen_vocabularies
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.vocabulary.counted import Vocabulary
-from slipstream_jax.vocabulary.hashed import Hashed, Ranked
+from slipstream_jax.vocabulary.hashed import (
+  HashVocabulary,
+  RankedHashVocabulary,
+)
 
 _WHERE = 'export, vocabulary of table'
 
@@ -84,9 +87,9 @@ def ids_of_vocabulary(words: Any) -> TableIds:
     UserError: it has another kind.
   """
   match words:
-    case Hashed():
+    case HashVocabulary():
       return TableIds(layout.Vocabulary('hashed', words.size))
-    case Ranked():
+    case RankedHashVocabulary():
       ranks = np.asarray(words.ranks, '<i4')
       return TableIds(layout.Vocabulary('ranked', len(ranks)), (ranks,))
     case Vocabulary():
@@ -99,7 +102,9 @@ def ids_of_vocabulary(words: Any) -> TableIds:
   )
 
 
-def facts_of(source: Unbound | BatchSource, parts: TrainerParts) -> SourceFacts:
+def facts_of(
+  source: UnboundExamples | BatchSource, parts: TrainerParts
+) -> SourceFacts:
   """Returns the facts of a source.
 
   Args:
@@ -115,7 +120,7 @@ def facts_of(source: Unbound | BatchSource, parts: TrainerParts) -> SourceFacts:
     settings = settings if isinstance(settings, dict) else {}
     dense = _dense(columns, settings, parts.shape.dense_features)
     return facts_of_dataset(source.dataset)._replace(dense=dense)
-  if isinstance(source, Unbound):
+  if isinstance(source, UnboundExamples):
     words = source.vocabularies(tables, frozen_vocabularies(parts.grown))
     ids = tuple(_ids_of_table(name, tables, words) for name in tables.tables)
   else:  # batches of rows

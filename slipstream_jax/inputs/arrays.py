@@ -14,16 +14,16 @@ from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import (
   batches_of,
   batches_per_epoch,
-  Numbered,
+  NumberedBatches,
   order_of_epochs,
   pad_batch,
 )
 from slipstream_jax.data.source import (
   BatchSource,
   Bindable,
+  ColumnNames,
   Dataset,
-  Forwarded,
-  Known,
+  SourceWrapper,
   Widths,
 )
 from slipstream_jax.errors import UserError
@@ -32,8 +32,8 @@ from slipstream_jax.inputs.bind import (
   Examples,
   examples_of,
   Growth,
+  IdRules,
   Replace,
-  Rules,
   words_of,
 )
 from slipstream_jax.inputs.fields import (
@@ -66,7 +66,7 @@ class Form(NamedTuple):
   """Without labels, examples can be predicted, but not trained on."""
 
 
-class Cut(NamedTuple):
+class BatchSettings(NamedTuple):
   """Settings that cut examples into batches."""
 
   batch_size: int
@@ -76,13 +76,13 @@ class Cut(NamedTuple):
   """Whether the last batch of an epoch is padded instead of dropped."""
 
 
-class Unbound(Bindable):
+class UnboundExamples(Bindable):
   """Examples by name, whose form is known before their tables are."""
 
   # Not a protocol, because a check against one would compute `form`, which may
   # read examples.
 
-  def __init__(self, rules: Rules, cut: Cut | None) -> None:
+  def __init__(self, rules: IdRules, cut: BatchSettings | None) -> None:
     """Sets how ids are read, and how batches are cut if they are."""
     self._rules, self._cut = rules, cut
 
@@ -96,7 +96,7 @@ class Unbound(Bindable):
     """Whether the batches never end. False if that is not known."""
     return self._cut is not None and self._cut.epochs is None
 
-  def in_order(self) -> 'Unbound':
+  def in_order(self) -> 'UnboundExamples':
     """Returns the same examples without a shuffle. None is left out."""
     if self._cut is None:  # an iterator has its own order, and one reader
       return self
@@ -133,10 +133,12 @@ def form_of(numbers: Numbers, by_name: bool = False) -> Form:
   return Form(width, columns, numbers.labels is not None)
 
 
-class ArrayExamples(Unbound):
+class ArrayExamples(UnboundExamples):
   """Examples in memory, by name."""
 
-  def __init__(self, given: NamedColumns, rules: Rules, cut: Cut) -> None:
+  def __init__(
+    self, given: NamedColumns, rules: IdRules, cut: BatchSettings
+  ) -> None:
     """Checks what can be checked without tables.
 
     Raises:
@@ -203,10 +205,12 @@ class ArrayExamples(Unbound):
       )
 
 
-class ArrayBatches(Numbered):
+class ArrayBatches(NumberedBatches):
   """Batches of examples in memory, shuffled by (seed, epoch) or in order."""
 
-  def __init__(self, examples: Examples, cut: Cut, growth: Growth) -> None:
+  def __init__(
+    self, examples: Examples, cut: BatchSettings, growth: Growth
+  ) -> None:
     """Cuts batches from `examples`, which grow the vocabularies of `growth`.
 
     Raises:
@@ -235,7 +239,7 @@ class ArrayBatches(Numbered):
       reads=f'{count} examples by {size}',
     )
 
-  def arrange(self, known: Known, widths: Widths) -> Known:
+  def arrange(self, known: ColumnNames, widths: Widths) -> ColumnNames:
     """Puts columns in the order of a trainer's names."""
     numbers = self._own.numbers
     known = completed(known, numbers.names, widths)
@@ -278,7 +282,7 @@ class ArrayBatches(Numbered):
     self._growth.close()
 
 
-class PackedExamples(Unbound):
+class PackedExamples(UnboundExamples):
   """Examples of one split of a packed folder.
 
   Attributes:
@@ -286,13 +290,13 @@ class PackedExamples(Unbound):
     dataset: its data set.
   """
 
-  def __init__(self, folder: Path, split: str, cut: Cut) -> None:
+  def __init__(self, folder: Path, split: str, cut: BatchSettings) -> None:
     """Opens a finished packed folder.
 
     Raises:
       UserError: the folder is not finished, or it has no such split.
     """
-    super().__init__(Rules({}, ListRules()), cut)
+    super().__init__(IdRules({}, ListRules()), cut)
     held_out = 'test' if split == 'train' else split
     self.folder, self._split = str(folder), split
     self.dataset: Dataset = packed_dataset(
@@ -340,21 +344,23 @@ class PackedExamples(Unbound):
     batches = cast(Callable[..., BatchSource], make)(size, **how)
     if not any(self.dataset.names):
       return batches
-    names = Known(*map(dict.fromkeys, self.dataset.names))
-    return PackedByName(batches, names, self.folder)
+    names = ColumnNames(*map(dict.fromkeys, self.dataset.names))
+    return NamedPackedBatches(batches, names, self.folder)
 
 
-class PackedByName(Forwarded):
+class NamedPackedBatches(SourceWrapper):
   """Batches of a folder whose columns have names."""
 
-  def __init__(self, source: BatchSource, names: Known, folder: str) -> None:
+  def __init__(
+    self, source: BatchSource, names: ColumnNames, folder: str
+  ) -> None:
     """Takes over `source`, whose columns have these names."""
     super().__init__(source)
     self._names, self._folder = names, folder
     self.batches_per_epoch = source.batches_per_epoch
     self._orders: tuple[Order | None, Order | None] = None, None
 
-  def arrange(self, known: Known, widths: Widths) -> Known:
+  def arrange(self, known: ColumnNames, widths: Widths) -> ColumnNames:
     """Puts columns in the order of a trainer's names."""
     known = completed(known, self._names, widths)
     where = f'{WHERE}, data, {self._folder}'

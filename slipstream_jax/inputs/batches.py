@@ -11,11 +11,11 @@ from slipstream_jax.data.numbered import batches_of, check_batch_size
 from slipstream_jax.errors import check_by_name, check_seed, UserError
 from slipstream_jax.inputs.arrays import (
   ArrayExamples,
-  Cut,
+  BatchSettings,
   PackedExamples,
   WHERE,
 )
-from slipstream_jax.inputs.bind import Rules
+from slipstream_jax.inputs.bind import IdRules
 from slipstream_jax.inputs.fields import (
   check_known,
   Fields,
@@ -117,7 +117,7 @@ def batches(
   bags = {} if lookup_weights is None else lookup_weights
   check_by_name(words, f'{WHERE}, vocabularies', 'give them by feature')
   check_by_name(bags, f'{WHERE}, lookup_weights', 'give them by feature')
-  rules = Rules(dict(words), lists)
+  rules = IdRules(dict(words), lists)
   if isinstance(features, Mapping):
     given = _by_arrays(data, features, label, dense, weights, bags)
     return ArrayExamples(given, rules, _cut(batch_size, seed, epochs))
@@ -185,14 +185,16 @@ def _by_arrays(
   return NamedColumns(first, named, ids, True, label, weights, dict(bags))
 
 
-def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:
+def _cut(
+  batch_size: int | None, seed: int | None, epochs: int | None
+) -> BatchSettings:
   check_batch_size(batch_size, f'{WHERE}, batch_size')
   if seed is not None:
     check_seed(seed, f'{WHERE}, seed')
   batches_of(epochs, 1, WHERE)  # checks them
   # Without a seed the same examples would be left out in every epoch.
   pad = epochs is not None or seed is None
-  return Cut(cast(int, batch_size), seed, epochs, pad)
+  return BatchSettings(cast(int, batch_size), seed, epochs, pad)
 
 
 def _check_streamed(data: Any, seed: int | None, epochs: int | None) -> None:

@@ -33,7 +33,7 @@ Replace = Callable[[str, GrowingVocabulary], Any]
 _STATE = 'vocabularies'  # the key of positions that holds them, by table
 
 
-class Rules(NamedTuple):
+class IdRules(NamedTuple):
   """Settings that say how ids are read."""
 
   vocabularies: Mapping[str, Any]
@@ -190,7 +190,7 @@ def examples_of(
   lists: Mapping[str, Lists],
   count: int,
   tables: TableSet,
-  rules: Rules,
+  rules: IdRules,
   where: str,
 ) -> Examples:
   """Checks every id, and converts all of them to global rows.
@@ -346,8 +346,8 @@ def _check_whole(
 
 
 def words_of(
-  rules: Rules, tables: TableSet, replace: Replace | None, where: str
-) -> tuple[Rules, dict[str, GrowingVocabulary]]:
+  rules: IdRules, tables: TableSet, replace: Replace | None, where: str
+) -> tuple[IdRules, dict[str, GrowingVocabulary]]:
   """Returns the rules with vocabularies by feature, and those that grow.
 
   The second ones are by table. `replace` returns what to use in place of a

@@ -26,7 +26,7 @@ from slipstream_jax.columns.read import (
   read,
   read_plain,
 )
-from slipstream_jax.data.source import Known, WidthByName, Widths
+from slipstream_jax.data.source import ColumnNames, WidthByName, Widths
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import TableSet
 
@@ -123,10 +123,10 @@ class Numbers(NamedTuple):
   dense: Float[np.ndarray, 'n I'] | None
   labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T'] | None
   weights: Float[np.ndarray, ' n'] | None
-  names: Known
+  names: ColumnNames
   """Names of dense features, and of labels if there are labels."""
 
-  def arranged(self, known: Known, where: str) -> 'Numbers':
+  def arranged(self, known: ColumnNames, where: str) -> 'Numbers':
     """Returns the same numbers with columns in the order of known names."""
     absent = self.dense is None
     orders = orders_of(known, self.names, where, absent=absent)
@@ -160,7 +160,7 @@ def read_numbers(
   columns = {'dense': dense, 'labels': labels, 'weights': weights}
   lengths = {name: len(c) for name, c in columns.items() if c is not None}
   count = check_lengths(lengths, where) if lengths else None
-  return Numbers(dense, labels, weights, Known(names, heads)), count
+  return Numbers(dense, labels, weights, ColumnNames(names, heads)), count
 
 
 def read_features(
@@ -241,7 +241,9 @@ def _nearest(name: str, known: Sequence[str]) -> str:
   return f' (did you mean {close[0]!r}?)' if close else ''
 
 
-def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
+def completed(
+  known: ColumnNames, own: ColumnNames, widths: Widths | None = None
+) -> ColumnNames:
   """Returns the known names, completed by a source's `own` names.
 
   Names that have other `widths` in total are not learned.
@@ -252,11 +254,11 @@ def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
       width = sum(one or 1 for one in new.values())
       new = new if width == widths[at] else None
     names.append(new if old is None else old)
-  return Known(*names)
+  return ColumnNames(*names)
 
 
 def orders_of(
-  known: Known, own: Known, where: str, *, absent: bool = False
+  known: ColumnNames, own: ColumnNames, where: str, *, absent: bool = False
 ) -> tuple[Order | None, Order | None]:
   """Returns the places of known columns in a source: dense features and labels.
 

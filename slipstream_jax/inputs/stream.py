@@ -12,16 +12,16 @@ import numpy as np
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import check_batch_size, checksum, pad_batch
-from slipstream_jax.data.source import BatchSource, Known, Widths
+from slipstream_jax.data.source import BatchSource, ColumnNames, Widths
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.arrays import Form, form_of, Unbound, WHERE
+from slipstream_jax.inputs.arrays import Form, form_of, UnboundExamples, WHERE
 from slipstream_jax.inputs.bind import (
   Examples,
   examples_of,
   Growth,
+  IdRules,
   RawColumn,
   Replace,
-  Rules,
   words_of,
 )
 from slipstream_jax.inputs.fields import (
@@ -173,11 +173,11 @@ def from_json(position: dict[str, Any]) -> Any:
   return position['json'] if coded is None else base64.b64decode(coded)
 
 
-class StreamExamples(Unbound):
+class StreamExamples(UnboundExamples):
   """Batches by name from an iterator."""
 
   def __init__(
-    self, items: Items, fields: Fields, rules: Rules, batch_size: int | None
+    self, items: Items, fields: Fields, rules: IdRules, batch_size: int | None
   ) -> None:
     """Takes an iterator and reads nothing yet.
 
@@ -252,7 +252,7 @@ class StreamExamples(Unbound):
     return StreamBatches(reader, self._fields, rules, tables, size, growth)
 
 
-class _Read(NamedTuple):
+class _ReadBatch(NamedTuple):
   """A batch that was read."""
 
   batch: Batch
@@ -276,7 +276,7 @@ class StreamBatches(BatchSource):
     self,
     reader: Reader,
     fields: Fields,
-    rules: Rules,
+    rules: IdRules,
     tables: TableSet,
     batch_size: int | None,
     growth: Growth,
@@ -288,9 +288,9 @@ class StreamBatches(BatchSource):
     self._last: int | None = None
     # Batches of a one-way iterator that are not trained yet, because they are
     # read ahead of training. The last `_ahead` are to be delivered again.
-    self._kept = collections.deque[_Read]()
+    self._kept = collections.deque[_ReadBatch]()
     self._ahead, self._keeps = 0, False
-    self._known = Known()  # names in the order of the columns
+    self._known = ColumnNames()  # names in the order of the columns
     self._closed = False
 
   @property
@@ -302,7 +302,7 @@ class StreamBatches(BatchSource):
   def _where(self) -> str:
     return f'{WHERE}, batch {self._delivered}'
 
-  def arrange(self, known: Known, widths: Widths) -> Known:
+  def arrange(self, known: ColumnNames, widths: Widths) -> ColumnNames:
     """Puts columns in the order of a trainer's names.
 
     Reads a batch if there are names to learn. Later batches are checked when
@@ -345,7 +345,7 @@ class StreamBatches(BatchSource):
       self._delivered += 1
     return batch
 
-  def _read(self) -> _Read:
+  def _read(self) -> _ReadBatch:
     item = self._reader.peek()
     if not item:
       raise StopIteration
@@ -356,7 +356,7 @@ class StreamBatches(BatchSource):
     if self._reader.again is not None and self._reader.position is None:
       last = checksum(None, examples.arrays())
     batch = examples.take(np.arange(examples.size))
-    return _Read(batch, raw, size, last)
+    return _ReadBatch(batch, raw, size, last)
 
   def _examples(self, item: Any) -> tuple[Examples, int]:
     """Converts an item to examples, and returns B, their batch size."""

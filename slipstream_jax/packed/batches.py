@@ -7,9 +7,14 @@ a count of batches, so a run resumes anywhere at the cost of reading one group.
 
 from typing import NamedTuple
 
-from slipstream_jax.data.numbered import batches_of, Columns, Numbered, to_batch
+from slipstream_jax.data.numbered import (
+  batches_of,
+  Columns,
+  NumberedBatches,
+  to_batch,
+)
 from slipstream_jax.data.prefetch import Worker
-from slipstream_jax.packed.columns import Packed
+from slipstream_jax.packed.columns import PackedData
 from slipstream_jax.packed.order import check, Order, places, runs
 from slipstream_jax.packed.reader import Form, form_of, read
 from slipstream_jax.types import Batch
@@ -23,7 +28,7 @@ _IN_ORDER = 1 << 16  # examples of a group if nothing is mixed
 _Key = tuple[int, int]  # epoch and group of it
 
 
-class PackedBatches(Numbered):
+class PackedBatches(NumberedBatches):
   """Batches of a range of a packed data set's examples.
 
   Lookups are global rows, i32[B, F], [B, F, L] or [B, K] with -1 for padding
@@ -36,7 +41,7 @@ class PackedBatches(Numbered):
 
   def __init__(
     self,
-    packed: Packed,
+    packed: PackedData,
     batch_size: int,
     *,
     first: int = 0,

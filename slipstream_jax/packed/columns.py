@@ -107,7 +107,7 @@ class Column(NamedTuple):
     return np.memmap(path, self.stored, 'r', shape=self.shape)
 
 
-class Packed(NamedTuple):
+class PackedData(NamedTuple):
   """A finished data set, open for reading."""
 
   folder: pathlib.Path
@@ -241,7 +241,7 @@ def is_finished(folder: Path) -> bool:
   return pathlib.Path(folder, MANIFEST).exists()
 
 
-def open_packed(folder: Path) -> Packed:
+def open_packed(folder: Path) -> PackedData:
   """Opens a finished data set: reads its manifest and maps its columns.
 
   Raises:
@@ -254,7 +254,9 @@ def open_packed(folder: Path) -> Packed:
   columns = [_column(entry, folder) for entry in entries]
   _check_sizes(folder, columns)
   arrays = {column.name: column.map(folder) for column in columns}
-  return Packed(folder, manifest, arrays, _blocks(manifest, folder, columns))
+  return PackedData(
+    folder, manifest, arrays, _blocks(manifest, folder, columns)
+  )
 
 
 def verify(folder: Path) -> Iterator[tuple[str, int]]:

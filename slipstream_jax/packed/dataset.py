@@ -11,10 +11,10 @@ from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
-from slipstream_jax.packed.columns import Column, open_packed, Packed
+from slipstream_jax.packed.columns import Column, open_packed, PackedData
 from slipstream_jax.packed.reader import Form, form_of
 from slipstream_jax.vocabulary.counted import Vocabulary
-from slipstream_jax.vocabulary.hashed import Ranked
+from slipstream_jax.vocabulary.hashed import RankedHashVocabulary
 from slipstream_jax.vocabulary.state import integers
 
 
@@ -78,7 +78,9 @@ def packed_dataset(
   )
 
 
-def packed_vocabulary(folder: Path) -> tuple[Vocabulary | Ranked, ...]:
+def packed_vocabulary(
+  folder: Path,
+) -> tuple[Vocabulary | RankedHashVocabulary, ...]:
   """Returns the vocabulary of each table, to score or evaluate other examples.
 
   Its `rows` takes raw ids i64, as in the format's `RawData`, and returns local
@@ -95,11 +97,13 @@ def packed_vocabulary(folder: Path) -> tuple[Vocabulary | Ranked, ...]:
   ]
   if packed.manifest.get('hash_rows') is None:
     return tuple(Vocabulary(integers(ids)) for ids in columns)
-  return tuple(Ranked(ranks, table) for table, ranks in enumerate(columns))
+  return tuple(
+    RankedHashVocabulary(ranks, table) for table, ranks in enumerate(columns)
+  )
 
 
 def _names(
-  packed: Packed, form: Form
+  packed: PackedData, form: Form
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """Returns the names of dense features and labels if `pack` wrote them."""
   settings = packed.manifest.get('settings')
@@ -118,7 +122,7 @@ def _names(
   )
 
 
-def _split(packed: Packed, name: str) -> tuple[int, int]:
+def _split(packed: PackedData, name: str) -> tuple[int, int]:
   splits = packed.manifest.get('splits', {})
   try:
     first, end = (int(bound) for bound in splits[name])

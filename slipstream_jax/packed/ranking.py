@@ -60,7 +60,7 @@ class RawColumn(NamedTuple):
         yield piece
 
 
-class Ranked(NamedTuple):
+class RankedRows(NamedTuple):
   """Rows of one table."""
 
   frequency: UInt32[np.ndarray, ' R']
@@ -71,7 +71,9 @@ class Ranked(NamedTuple):
   """Fills the rows of a piece of ids. Returns how many are 0."""
 
 
-def rank_counted(pieces: Iterable[Ids], min_count: int, tick: Tick) -> Ranked:
+def rank_counted(
+  pieces: Iterable[Ids], min_count: int, tick: Tick
+) -> RankedRows:
   """Ranks ids seen at least `min_count` times, as `vocabulary.count` does.
 
   `pieces` are all ids of the table in the training part.
@@ -98,7 +100,7 @@ def rank_counted(pieces: Iterable[Ids], min_count: int, tick: Tick) -> Ranked:
   rows, size = new_pairs(len(ids) + 1), len(ids) + 1
   insert(rows, ids, np.arange(1, size))
   insert(rows, np.array([END]), np.array([size]))
-  return Ranked(
+  return RankedRows(
     np.append(_saturated(np.array([unknown])), counts),
     ids,
     lambda piece, out: find(rows, piece, out)[0],
@@ -107,7 +109,7 @@ def rank_counted(pieces: Iterable[Ids], min_count: int, tick: Tick) -> Ranked:
 
 def rank_hashed(
   pieces: Iterable[Ids], table: int, hash_rows: int, tick: Tick
-) -> Ranked:
+) -> RankedRows:
   """Ranks the buckets of `vocabulary.Hashed` that the training part uses.
 
   `pieces` are all ids of the table in the training part. Its number, from 0,
@@ -124,7 +126,7 @@ def rank_hashed(
   # The array is reused for the buckets' rows, because it may have 160 MB.
   counts[used] = np.arange(1, len(used) + 1)
   ranks, end = counts, len(frequency)
-  return Ranked(
+  return RankedRows(
     frequency,
     ranks,
     lambda piece, out: _find_bucket_rows(piece, key, ranks, end, out),
@@ -134,7 +136,7 @@ def rank_hashed(
 def write(
   folder: pathlib.Path,
   raw: Sequence[RawColumn],
-  table: Ranked,
+  table: RankedRows,
   columns: TableColumns,
   lookups: Sequence[Column],
   tick: Tick,

@@ -22,7 +22,7 @@ from slipstream_jax.packed.columns import (
   Blocks,
   Column,
   DamagedError,
-  Packed,
+  PackedData,
   reporting_damage,
 )
 from slipstream_jax.packed.layout import layout_from, TableColumns
@@ -69,7 +69,7 @@ class Form(NamedTuple):
     )
 
 
-def form_of(packed: Packed) -> Form:
+def form_of(packed: PackedData) -> Form:
   """Returns the form of a data set's examples.
 
   Raises:

@@ -27,7 +27,7 @@ from slipstream_jax.types import (
 NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
-class Forward(NamedTuple):
+class ForwardedRows(NamedTuple):
   """The rows that a step takes from the previous step's block. See `link`."""
 
   before: Int[np.ndarray, ' V']
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
   i64[E]. None is in the batch. Only rows that may have changed are listed."""
   evict_slots: Slots = NO_ROWS
   """The slots of the evicted rows, i64[E]."""
-  forward: Forward | None = None
+  forward: ForwardedRows | None = None
   """The rows of `load` that the previous step still holds. None: not linked."""
 
 
@@ -163,7 +163,9 @@ def link(previous: Plan, plan: Plan) -> Plan:
   device takes it from the previous step's block.
   """
   held, rows = previous.rows[previous.store], plan.rows[plan.load]
-  return plan._replace(forward=Forward(previous.rows, _places(held, rows)))
+  return plan._replace(
+    forward=ForwardedRows(previous.rows, _places(held, rows))
+  )
 
 
 @kernel

@@ -24,7 +24,7 @@ from slipstream_jax.placement.base import Placement
 from slipstream_jax.types import HotRows, RowIds, Unique
 
 
-class Moved(NamedTuple):
+class SimulatedMoves(NamedTuple):
   """Means over the steps of a simulation."""
 
   hit_rate: float
@@ -40,7 +40,7 @@ def simulate(
   batches: Sequence[Unique],
   num_rows: int,
   hot: HotRows | None,
-) -> Moved:
+) -> SimulatedMoves:
   """Plans all batches from the placement's start and averages what they move.
 
   Args:
@@ -59,7 +59,7 @@ def simulate(
     stored = len(plan.store) + len(plan.evict)
     counts.append((plan.lookups, plan.hits, len(plan.load), stored))
   lookups, hits, loaded, stored = np.sum(counts, axis=0)
-  return Moved(
+  return SimulatedMoves(
     float(hits / max(lookups, 1)),
     float(loaded / len(batches)),
     float(stored / len(batches)),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from slipstream_jax.data.source import BatchSource, Forwarded
+from slipstream_jax.data.source import BatchSource, SourceWrapper
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.rebatch import Queue
 from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
@@ -62,7 +62,7 @@ class Edge(NamedTuple):
     return self.refreezes or asks
 
 
-class Scheduled(NamedTuple):
+class ScheduledBatch(NamedTuple):
   """A batch to train, and what happens around its step."""
 
   batch: Batch
@@ -121,7 +121,7 @@ class Probe(Protocol):
     ...
 
 
-class Ordered(Forwarded):
+class OrderedSource(SourceWrapper):
   """A source as a schedule reads it: in its own order, or in another one.
 
   The defaults are those of a source's own order.
@@ -155,15 +155,15 @@ class Schedule(abc.ABC):
 
   def __init__(self, source: BatchSource) -> None:
     """Takes over `source`."""
-    if not isinstance(source, Ordered):
-      source = Ordered(source)
-    self._source: Ordered = source
+    if not isinstance(source, OrderedSource):
+      source = OrderedSource(source)
+    self._source: OrderedSource = source
 
-  def __iter__(self) -> Iterator[Scheduled]:
+  def __iter__(self) -> Iterator[ScheduledBatch]:
     return self
 
   @abc.abstractmethod
-  def __next__(self) -> Scheduled:
+  def __next__(self) -> ScheduledBatch:
     """Returns the next batch, some batches before its step is taken."""
 
   def get_state(self) -> State:
@@ -199,7 +199,7 @@ class Regrouping(NamedTuple):
 
   name: str
   """In words, with its settings. Only the same regrouping takes a position."""
-  order: Callable[[BatchSource, HotRows, Probe], Ordered] | None = None
+  order: Callable[[BatchSource, HotRows, Probe], OrderedSource] | None = None
   """Makes a source (taken over) one of the same examples in another order."""
   queue: Callable[[HotRows, int, State | None], Queue] | None = None
   """Makes the queue that cuts kept examples into batches, from the hot rows, B
@@ -229,20 +229,20 @@ class ScheduleSpec(NamedTuple):
 
 def plain() -> ScheduleSpec:
   """Trains every example, in the order of the source."""
-  return ScheduleSpec(lambda source, hot, probe: Plain(source))
+  return ScheduleSpec(lambda source, hot, probe: PlainSchedule(source))
 
 
-class Plain(Schedule):
+class PlainSchedule(Schedule):
   """The schedule that trains every batch of a source."""
 
-  def __next__(self) -> Scheduled:
+  def __next__(self) -> ScheduledBatch:
     batch = next(self._source)
     # First, because the position includes it.
     edge = Edge(**self._source.take_edge())
     state = self.get_state()
     grown = state.get('vocabularies', {})
     seen = int(np.count_nonzero(batch.weights))  # the rest is padding
-    return Scheduled(batch, state, seen, edge=edge, grown=grown)
+    return ScheduledBatch(batch, state, seen, edge=edge, grown=grown)
 
 
 def check_same(state: State, name: str, rule: str, own: object) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
 from slipstream_jax.schedules.rebatch import select_examples
-from slipstream_jax.schedules.scored import Scoring
+from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
 from slipstream_jax.selection.base import (
@@ -63,7 +63,7 @@ class Chooser:
     self._alpha_checked = False
     self._decision: Decision | None = None
     cost = float(settings.auto_cost) if settings.finds_drop else None
-    self._scoring = Scoring(scorer_named(settings.scorer), hot, cost)
+    self._scoring = BatchScorer(scorer_named(settings.scorer), hot, cost)
     self._sample: list[tuple[Places, ExampleFacts]] = []
     asked = settings.target, settings.of_all, int(settings.refit)
     self._target = DropTarget(self._policy, *asked)

@@ -24,8 +24,8 @@ from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import (
   check_same,
-  Ordered,
-  Plain,
+  OrderedSource,
+  PlainSchedule,
   Probe,
   Regrouping,
   ScheduleSpec,
@@ -117,16 +117,18 @@ def fae(
     how = batches, rate, settle, words, passes
     return FaeOrder(source, hot, probe if scored else None, *how)
 
-  def make(source: BatchSource, hot: HotRows | None, probe: Probe) -> Plain:
+  def make(
+    source: BatchSource, hot: HotRows | None, probe: Probe
+  ) -> PlainSchedule:
     assert hot is not None
-    return Plain(order(source, hot, probe))
+    return PlainSchedule(order(source, hot, probe))
 
   asks = settle if scored else None
   regrouping = Regrouping(words, order, settle=asks, held_out=held_out)
   return ScheduleSpec(make, needs_hot=True, regrouping=regrouping)
 
 
-class FaeOrder(Ordered):
+class FaeOrder(OrderedSource):
   """A source of the examples of another one in FAE's order.
 
   Attributes:
@@ -263,7 +265,7 @@ class FaeOrder(Ordered):
     return self._kind == POPULAR
 
   def take_edge(self) -> dict[str, Any]:
-    """See `Ordered.take_edge`."""
+    """See `OrderedSource.take_edge`."""
     ask, self._ask = self._ask, None
     if ask is not None:
       self._losses.append([ask, self._delivered])

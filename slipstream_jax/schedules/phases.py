@@ -9,7 +9,7 @@ They are trained whole, and the decision is made on them as a sample. They hide
 the time it takes to copy the rows' changes to the host, so that no step waits.
 
 All counts are of the source's batches, dropped examples included, except that
-of `Pending`.
+of `PendingDecision`.
 """
 
 from typing import NamedTuple
@@ -51,7 +51,7 @@ class Phase(NamedTuple):
   """First batch after the window, or of the period if there is no window."""
 
 
-class Pending(NamedTuple):
+class PendingDecision(NamedTuple):
   """A pending decision. Until it is made, examples are sampled."""
 
   window: int

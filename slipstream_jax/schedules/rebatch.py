@@ -86,7 +86,7 @@ class Rebatcher:
     return {'queued': queued, 'fresh': self._fresh, 'before': self._before}
 
 
-class Alone(Rebatcher):
+class SingleBatchQueue(Rebatcher):
   """A queue that returns each batch as it was put. It holds one at most."""
 
   def ready(self) -> bool:
@@ -98,7 +98,7 @@ class Alone(Rebatcher):
     return self._cut(self.waiting)
 
 
-class PopularFirst(Rebatcher):
+class PopularFirstQueue(Rebatcher):
   """A queue of batches in order, with popular examples first in each."""
 
   def __init__(
@@ -117,7 +117,7 @@ class PopularFirst(Rebatcher):
     return batch.map(lambda column: column.take(order, axis=0))
 
 
-class WorkingSets:
+class WorkingSetQueue:
   """A queue that regroups W batches' worth of examples at a time.
 
   Attributes:
@@ -183,7 +183,7 @@ class WorkingSets:
     }
 
 
-Queue = Rebatcher | WorkingSets
+Queue = Rebatcher | WorkingSetQueue
 """Examples that wait to be cut into batches, in an order of its own."""
 
 

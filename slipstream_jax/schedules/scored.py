@@ -18,7 +18,7 @@ FIRST = 1 << 14
 """Examples before the first report."""
 
 
-class Scoring:
+class BatchScorer:
   """A scorer that scores each batch of the source once and learns from it.
 
   If the drop target is found while training, a second one learns from fewer

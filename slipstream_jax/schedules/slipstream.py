@@ -16,13 +16,13 @@ from slipstream_jax.schedules.base import (
   Probe,
   Regrouping,
   Schedule,
-  Scheduled,
+  ScheduledBatch,
   ScheduleSpec,
   State,
 )
 from slipstream_jax.schedules.chooser import Chooser
 from slipstream_jax.schedules.phases import (
-  Pending,
+  PendingDecision,
   Phase,
   phase_at,
   SETTLE,
@@ -31,11 +31,11 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.rebatch import (
-  Alone,
   alone,
   Queue,
   real_examples,
   Rebatcher,
+  SingleBatchQueue,
 )
 from slipstream_jax.schedules.settings import check_settings, Skip
 from slipstream_jax.types import Batch, HotRows
@@ -121,9 +121,9 @@ class Slipstream(Schedule):
     self._nothing = 0  # batches in a row of which nothing was kept
     self._phased = 0  # batches that phases count
     self._counts = True  # whether the last batch is one of them
-    self._pending: Pending | None = None
+    self._pending: PendingDecision | None = None
     self._frozen = False  # whether a decision freezes rows
-    # Fields of the next batch to deliver, of `Edge` and of `Scheduled`.
+    # Fields of the next batch to deliver, of `Edge` and of `ScheduledBatch`.
     self._edge: dict[str, Any] = {}
     self._marks: dict[str, Any] = {'seen': 0, 'dropped': 0}
     # The source's position after the last batch delivered, from which another
@@ -134,12 +134,12 @@ class Slipstream(Schedule):
 
   def _new_queue(self, batch_size: int, state: State | None = None) -> Queue:
     if not self._settings.refill:
-      return Alone(batch_size, state)
+      return SingleBatchQueue(batch_size, state)
     if self._regrouping is None or self._regrouping.queue is None:
       return Rebatcher(batch_size, state)
     return self._regrouping.queue(self._hot, batch_size, state)
 
-  def __next__(self) -> Scheduled:
+  def __next__(self) -> ScheduledBatch:
     while self._queue is None or not self._queue.ready():
       if not self._read_one():
         if self._queue is None or not self._queue.waiting:
@@ -153,7 +153,7 @@ class Slipstream(Schedule):
     # Rows reassigned by then have begun, or come with this batch as fresh.
     marks['grown'] = self._note_source().get('vocabularies', {})
     batch, edge = self._queue.take(), Edge(**fields)
-    return Scheduled(batch, self.get_state(), edge=edge, **marks)
+    return ScheduledBatch(batch, self.get_state(), edge=edge, **marks)
 
   def _note_source(self) -> State:
     source: State = self._source.get_state()
@@ -219,7 +219,7 @@ class Slipstream(Schedule):
     started = time.thread_time()
     if phase.samples and not self._phases.window:
       self._chooser.recount()
-      self._pending = Pending(self._read, self._settings.phases.settle)
+      self._pending = PendingDecision(self._read, self._settings.phases.settle)
     self._read += 1
     self._phased += self._counts
     self._renew(batch, phase)
@@ -247,7 +247,7 @@ class Slipstream(Schedule):
     if phase.closes:
       self._edge['closes'] = self._read  # the window's number
       # The step that closes the window is counted, too.
-      self._pending = Pending(self._read, 1 + self._phases.settle)
+      self._pending = PendingDecision(self._read, 1 + self._phases.settle)
     elif seen and self._counts and not self._phases.window:
       self._count_down()
 

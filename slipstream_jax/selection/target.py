@@ -40,7 +40,7 @@ FALLEN = 0.8
 """A hot share below this part of the last one reported is reported again."""
 
 
-class Stretch(NamedTuple):
+class ChoiceSums(NamedTuple):
   """Sums over consecutive batches from which examples were chosen."""
 
   batches: int = 0
@@ -70,10 +70,10 @@ class DropTarget:
     """
     self.drop = drop
     self._policy, self._of_all, self._refit = policy, of_all, refit
-    self._since = Stretch()  # since the last fit
+    self._since = ChoiceSums()  # since the last fit
     self._owed = 0.0  # the deficit in examples, below 0 if too many went
     self._recent: list[ExampleFacts] = []
-    self._unreported = Stretch()  # since the last check
+    self._unreported = ChoiceSums()  # since the last check
     self._hot = 0.0  # hot share in the last report, or the highest since
 
   def wanted(self, facts: ExampleFacts) -> float:
@@ -108,7 +108,7 @@ class DropTarget:
     """Forgets earlier examples, after a decision on a sample of its own."""
     # The highest share, so that a slow fall is seen.
     self._hot = max(self._hot, hot_share)
-    self._since, self._recent = Stretch(), []
+    self._since, self._recent = ChoiceSums(), []
 
   def is_due(self) -> bool:
     """Whether the policy is to be fitted again before the next batch."""
@@ -138,7 +138,7 @@ class DropTarget:
       fitted = fit(self._policy, sample, drop, self._of_all)
     # Cut by examples, not by batches: resuming has them in one piece.
     last = slice(max(0, len(sample.hot) - LEAST), None)
-    self._since, self._recent = Stretch(), [_copied(sample, last)]
+    self._since, self._recent = ChoiceSums(), [_copied(sample, last)]
     return fitted
 
   def count(self, facts: ExampleFacts, dropped: int) -> dict[str, Any] | None:
@@ -153,7 +153,7 @@ class DropTarget:
       * hot_share, hot_share_before: hot examples among all, now and then
     """
     wanted, hot = self.wanted(facts), int(np.count_nonzero(facts.hot))
-    batch = Stretch(1, len(facts.hot), hot, wanted, dropped)
+    batch = ChoiceSums(1, len(facts.hot), hot, wanted, dropped)
     self._since = _sum(self._since, batch)
     self._unreported = _sum(self._unreported, batch)
     self._owed = self._owed + wanted - dropped
@@ -167,7 +167,7 @@ class DropTarget:
     stretch = self._unreported
     if stretch.batches < STRETCH or not stretch.examples:
       return None
-    self._unreported, before = Stretch(), self._hot
+    self._unreported, before = ChoiceSums(), self._hot
     of = max(stretch.examples if self._of_all else stretch.hot, 1)
     dropped, hot = stretch.dropped / of, stretch.hot / stretch.examples
     missed = stretch.asked / of - dropped
@@ -197,14 +197,14 @@ class DropTarget:
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state from `get_state`."""
     recent = state['recent']
-    self._since, self._owed = Stretch(**state['since']), state['owed']
+    self._since, self._owed = ChoiceSums(**state['since']), state['owed']
     self._recent = [] if recent is None else [ExampleFacts(**recent)]
-    self._unreported, self._hot = Stretch(**state['untold']), state['hot']
+    self._unreported, self._hot = ChoiceSums(**state['untold']), state['hot']
 
 
-def _sum(one: Stretch, other: Stretch) -> Stretch:
+def _sum(one: ChoiceSums, other: ChoiceSums) -> ChoiceSums:
   sums: list[Any] = [a + b for a, b in zip(one, other, strict=True)]
-  return Stretch(*sums)
+  return ChoiceSums(*sums)
 
 
 def _copied(facts: ExampleFacts, which: slice) -> ExampleFacts:

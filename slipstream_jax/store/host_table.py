@@ -31,7 +31,7 @@ from slipstream_jax.types import (
 _FILLED_ROWS = 1 << 16  # rows filled at a time
 
 
-class Untrained(NamedTuple):
+class UntrainedRows(NamedTuple):
   """The values of all rows before their first step.
 
   A row's values depend only on the seed, the row's number and the sizes of the

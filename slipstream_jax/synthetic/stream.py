@@ -17,7 +17,7 @@ import numpy as np
 from slipstream_jax.data.numbered import (
   check_batch_size,
   Columns,
-  Numbered,
+  NumberedBatches,
   to_batch,
 )
 from slipstream_jax.data.source import Dataset
@@ -94,7 +94,7 @@ def stream_batches(
   *,
   first: int = 0,
   examples: int | None = None,
-) -> Numbered:
+) -> NumberedBatches:
   """Returns consecutive examples of a stream in batches of `batch_size`.
 
   Args:
@@ -120,7 +120,7 @@ def stream_batches(
     positions = np.arange(first + start, first + stop)
     return to_batch(examples_at(spec, positions).columns, batch_size)
 
-  return Numbered(
+  return NumberedBatches(
     batch_at,
     None if examples is None else -(-examples // batch_size),
     [spec, examples_at.__name__, batch_size, first, examples],

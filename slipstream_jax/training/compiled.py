@@ -44,7 +44,7 @@ ReassignedRows = tuple[Int[jax.Array, ' _n'] | None, ...] | None
 is."""
 
 
-class Compiled:
+class CompiledFunctions:
   """The compiled functions of a recipe.
 
   Values of rows are tuples with one entry per group of tables.
@@ -280,7 +280,9 @@ def _key_data(seed: int) -> jax.Array:
   return data
 
 
-CACHE: MutableMapping[Hashable, Compiled] = weakref.WeakValueDictionary()
+CACHE: MutableMapping[Hashable, CompiledFunctions] = (
+  weakref.WeakValueDictionary()
+)
 """The compiled recipes that are in use."""
 
 
@@ -291,19 +293,20 @@ def _clear_cache() -> None:
   CACHE.clear()
 
 
-def compiled_of(recipe: Recipe) -> Compiled:
+def compiled_of(recipe: Recipe) -> CompiledFunctions:
   """Returns the compiled functions of the recipe, or of an equal one in use.
 
   Only users of the result keep it alive. An unhashable field, such as a model's
   `sizes=[64, 32]`, is compared by its values.
 
   Raises:
-    UserError: as `Compiled`, or a field can neither be hashed nor compared.
+    UserError: as `CompiledFunctions`, or a field can neither be hashed nor
+      compared.
   """
   key = _key(recipe, 'Recipe')
   result = CACHE.get(key)
   if result is None:
-    result = CACHE[key] = Compiled(recipe)
+    result = CACHE[key] = CompiledFunctions(recipe)
   return result
 
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from slipstream_jax.data.admission import admit, Admitted, ExampleShape
-from slipstream_jax.data.interrupts import Turns
+from slipstream_jax.data.admission import admit, CheckedSource, ExampleShape
+from slipstream_jax.data.interrupts import TurnLock
 from slipstream_jax.data.source import (
   BatchSource,
   bound_to,
-  Known,
+  ColumnNames,
   Source,
   Widths,
 )
@@ -41,10 +41,10 @@ from slipstream_jax.schedules.base import Regrouping, ScheduleSpec
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import BLIND
 from slipstream_jax.store.base import Storage
-from slipstream_jax.store.host_table import Untrained
+from slipstream_jax.store.host_table import UntrainedRows
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.training import watch
-from slipstream_jax.training.compiled import Compiled, compiled_of
+from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
 from slipstream_jax.types import Batch, HotRows
 from slipstream_jax.vocabulary.growing import Position
@@ -59,7 +59,7 @@ class TrainerParts:
     engine: owns the tables' rows.
     state: on the device; every step replaces it.
     shape: shape that every batch must have.
-    update: `Compiled.update`, the jitted step.
+    update: `CompiledFunctions.update`, the jitted step.
     rows: what crosses the link in a step, a member of `ROWS`.
     names: of dense features and labels, in the trainer's order.
     windows: per group, when its chain judges hot rows. None where it does not.
@@ -74,13 +74,13 @@ class TrainerParts:
     turns: taken by each step and each read of the rows, by any thread.
   """
 
-  programs: Compiled
+  programs: CompiledFunctions
   engine: Engine
   state: TrainState
   shape: ExampleShape
   update: Callable[..., Any]
   rows: str
-  names: Known
+  names: ColumnNames
   windows: tuple[Windows | None, ...]
   probe: StepProbe = dataclasses.field(default_factory=StepProbe)
   judgements: StepProbe = dataclasses.field(default_factory=StepProbe)
@@ -89,7 +89,7 @@ class TrainerParts:
   grown: Mapping[str, Position] = dataclasses.field(default_factory=dict)
   held_out: Batch | None = None
   inconsistent: str | None = None
-  turns: Turns = dataclasses.field(default_factory=Turns)
+  turns: TurnLock = dataclasses.field(default_factory=TurnLock)
 
   @property
   def recipe(self) -> Recipe:
@@ -169,7 +169,7 @@ def make_parts(
   _check_rows(rows, placements, recipe, judges)
   if judges:
     check_hot(hot, 'skip_stale in a chain watches hot rows')
-  untrained = Untrained(tables, programs.untrained_row_state, seed)
+  untrained = UntrainedRows(tables, programs.untrained_row_state, seed)
   engine = Engine(untrained, placements, hot, storage)
   own = [len(h.rows) for h in engine.hot_of_groups if h is not None]
   return TrainerParts(
@@ -179,7 +179,7 @@ def make_parts(
     ExampleShape(tables, dense_features, heads),
     programs.update,
     rows,
-    Known(recipe.dense_columns),
+    ColumnNames(recipe.dense_columns),
     programs.windows(state),
   )
 
@@ -294,7 +294,7 @@ def scheduled(
   # schedule.
   bound = bound_to(source, trainer.shape.tables)
   trainer.arrange(bound)
-  admitted = Admitted(bound, trainer.shape)
+  admitted = CheckedSource(bound, trainer.shape)
   marks = bound.set_vocabularies(trainer.grown)
   trainer.grown = {**trainer.grown, **marks}
   schedule = spec.make(admitted, engine.hot, probe)

@@ -25,7 +25,7 @@ from slipstream_jax.files import Path
 from slipstream_jax.hashing import bucket, find, insert, new_pairs, salt
 from slipstream_jax.tables import row_dtype
 from slipstream_jax.vocabulary import state as states
-from slipstream_jax.vocabulary.hashed import Hashed
+from slipstream_jax.vocabulary.hashed import HashVocabulary
 from slipstream_jax.vocabulary.state import ids_at, integers, NO_IDS, values_of
 
 _AT_ONCE = 1 << 20  # ids of chunks that are counted together
@@ -254,7 +254,7 @@ def _counted(
   return whole['id'], whole['lookups'].to_numpy()
 
 
-Fit = Callable[[Iterable[Ids]], tuple[Vocabulary | Hashed, ...]]
+Fit = Callable[[Iterable[Ids]], tuple[Vocabulary | HashVocabulary, ...]]
 """Makes vocabularies of columns of ids of the training part, one per table."""
 
 
@@ -294,7 +294,7 @@ def fit_by(
       where='vocabulary, hash_rows',
       hint='leave one of them out',
     )
-  hashed = tuple(Hashed(hash_rows, table) for table in range(tables))
+  hashed = tuple(HashVocabulary(hash_rows, table) for table in range(tables))
   return lambda columns: hashed
 
 

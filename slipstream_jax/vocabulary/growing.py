@@ -269,7 +269,7 @@ Position = Cursor | Mapping[str, Any]
 """A state of a growing vocabulary: a cursor, or the result of `get_state`."""
 
 
-class Assigned(NamedTuple):
+class AssignedRows(NamedTuple):
   """The rows of a batch."""
 
   rows: Any
@@ -354,7 +354,7 @@ class GrowingVocabulary:
     """Batches taken so far: the position to save with the trained state."""
     return self._history.batches
 
-  def assign(self, ids: Any) -> Assigned:
+  def assign(self, ids: Any) -> AssignedRows:
     """Returns the rows of the next batch, and learns from its ids.
 
     Args:
@@ -364,11 +364,11 @@ class GrowingVocabulary:
       UserError: the ids have another type than before. Nothing has changed.
     """
     rows, fresh = self.assign_features({'ids': ids})
-    return Assigned(rows['ids'], fresh)
+    return AssignedRows(rows['ids'], fresh)
 
   def assign_features(
     self, ids: Mapping[str, Any], after: Cursor | None = None
-  ) -> Assigned:
+  ) -> AssignedRows:
     """Returns the rows of the next batch of several features.
 
     Args:
@@ -396,7 +396,7 @@ class GrowingVocabulary:
     for name, part in parts.items():
       end = start + len(part.bits)
       by_feature[name], start = part.spread(rows[start:end]), end
-    return Assigned(by_feature, fresh)
+    return AssignedRows(by_feature, fresh)
 
   def rows(self, ids: Any) -> Int[np.ndarray, '...']:
     """Returns the current rows of ids, i32, without learning or counting.

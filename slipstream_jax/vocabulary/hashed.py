@@ -11,7 +11,7 @@ from slipstream_jax.tables import row_dtype
 from slipstream_jax.vocabulary.state import ids_at, NO_IDS
 
 
-class Hashed(NamedTuple):
+class HashVocabulary(NamedTuple):
   """Gives each id the row of its hash. Needs no pass over the data.
 
   It has no row for unknown ids. Missing ids (None) get row 0.
@@ -37,7 +37,7 @@ class Hashed(NamedTuple):
     return {'what': 'Hashed', **self._asdict()}
 
 
-class Ranked(NamedTuple):
+class RankedHashVocabulary(NamedTuple):
   """Gives rows to buckets of hashed ids, the most frequent bucket first.
 
   Row 0 is for missing ids and for buckets that training did not use.
@@ -46,7 +46,7 @@ class Ranked(NamedTuple):
   ranks: UInt[np.ndarray, ' buckets']
   """Row of each bucket, 0 where training used none."""
   table: int
-  """As in `Hashed`."""
+  """As in `HashVocabulary`."""
 
   @property
   def size(self) -> int:

@@ -153,7 +153,7 @@ def test_a_model_that_uses_dense_features_says_that_there_are_none():
 
 def test_to_look_whether_a_source_is_bound_reads_nothing():
   from slipstream_jax.api.making import opened
-  from slipstream_jax.inputs.arrays import Unbound
+  from slipstream_jax.inputs.arrays import UnboundExamples
   from slipstream_jax.inputs.batches import batches
 
   def never():
@@ -161,7 +161,7 @@ def test_to_look_whether_a_source_is_bound_reads_nothing():
     yield {}
 
   source = batches(never, ['a'], 'y')
-  assert isinstance(source, Unbound)
+  assert isinstance(source, UnboundExamples)
   assert opened(source) is source
 
 

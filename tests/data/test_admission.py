@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from slipstream_jax.data.admission import admit, Admitted, ExampleShape
+from slipstream_jax.data.admission import admit, CheckedSource, ExampleShape
 from slipstream_jax.data.numbered import ColumnBatches, Columns
-from slipstream_jax.data.source import Forwarded
+from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
@@ -191,14 +191,14 @@ def test_what_is_no_batch_is_told(name):
 def test_what_is_no_source_is_told():
   said = 'list without __next__, get_state|parameter .source'
   with pytest.raises(Exception, match=said):  # by the type, where checked
-    Admitted([batch_of()], SHAPE)
+    CheckedSource([batch_of()], SHAPE)
   with pytest.raises(UserError, match='must give batches, got tuple'):
     admit(tuple(batch_of()), SHAPE)
   with pytest.raises(UserError, match='must give batches, got dict'):
     admit(batch_of()._asdict(), SHAPE)
 
 
-class Reusing(Forwarded):
+class Reusing(SourceWrapper):
   """A source with one set of arrays, which it fills for every batch."""
 
   _arrays = None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from slipstream_jax.data.prefetch import InOrder
+from slipstream_jax.data.prefetch import OrderedResults
 from tests.support.watchdog import watchdog
 
 workers = pytest.mark.parametrize('workers', [1, 2, 4, 9])
@@ -53,7 +53,7 @@ def test_it_is_map_whatever_takes_how_long(
 
   items = failing_at(range(count), item_fails)
   expected = after(map(function, failing_at(range(count), item_fails)))
-  results = InOrder(items, function, threads)
+  results = OrderedResults(items, function, threads)
   with watchdog():
     assert after(results) == expected
     with pytest.raises(StopIteration):
@@ -73,7 +73,7 @@ def test_after_an_error_nothing_comes():
     behind.set()
     return item
 
-  results = InOrder(iter(range(2)), function, 2)
+  results = OrderedResults(iter(range(2)), function, 2)
   with watchdog():
     with pytest.raises(Failure):
       next(results)
@@ -90,7 +90,7 @@ def test_so_many_work_at_once(workers):
     together.wait(60)
     return item
 
-  results = InOrder(iter(range(4 * workers)), function, workers)
+  results = OrderedResults(iter(range(4 * workers)), function, workers)
   assert list(results) == list(range(4 * workers))
   results.close()
 
@@ -98,7 +98,7 @@ def test_so_many_work_at_once(workers):
 @workers
 def test_no_more_than_that_are_taken_ahead(workers):
   counted = itertools.count()
-  results = InOrder(counted, lambda item: item, workers)
+  results = OrderedResults(counted, lambda item: item, workers)
   for expected in range(20):
     assert next(results) == expected
     taken = int(repr(counted)[len('count(') : -1])
@@ -117,14 +117,14 @@ def test_items_are_taken_by_one_thread_at_a_time(workers):
       busy.release()
       yield item
 
-  results = InOrder(items(), lambda item: item, workers)
+  results = OrderedResults(items(), lambda item: item, workers)
   assert list(results) == list(range(200))
   results.close()
 
 
 @workers
 def test_closing_it_ends_its_threads(workers):
-  results = InOrder(itertools.count(), lambda item: item, workers)
+  results = OrderedResults(itertools.count(), lambda item: item, workers)
   next(results)
   results.close()
   names = [thread.name for thread in threading.enumerate()]
@@ -146,7 +146,7 @@ def test_it_starves_once_all_that_came_was_given(workers):
     may_work.wait(60)
     return item
 
-  results, given = InOrder(items(), function, workers), []
+  results, given = OrderedResults(items(), function, workers), []
   consumer = threading.Thread(target=lambda: given.extend(results))
   consumer.start()
   for _ in range(20):

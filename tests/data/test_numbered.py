@@ -10,7 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.data.numbered import ColumnBatches, Numbered, to_batch
+from slipstream_jax.data.numbered import (
+  ColumnBatches,
+  NumberedBatches,
+  to_batch,
+)
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
@@ -42,7 +46,7 @@ def own(batches):
       raise OSError('a disk that is busy')
     return to_batch(columns.take(slice(32 * number, 32 * number + 32)), 32)
 
-  return Numbered(batch_at, batches, 'mine', reads='my examples')
+  return NumberedBatches(batch_at, batches, 'mine', reads='my examples')
 
 
 def named(columns, ends):

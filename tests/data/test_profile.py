@@ -12,7 +12,7 @@ import slipstream_jax as slip
 from slipstream_jax.api import making
 from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.data.profile import BLOCKS, row_uses, spread
-from slipstream_jax.data.source import Forwarded
+from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.selection.hot import access_counts, popular_rows
@@ -54,7 +54,7 @@ def test_it_reads_blocks_all_over_a_pass():
 
 @pytest.mark.parametrize('length', [None, 50])
 def test_what_is_no_numbered_source_is_read_in_its_order(length):
-  source = Forwarded(in_order(1000, 10))
+  source = SourceWrapper(in_order(1000, 10))
   read = [part.lookups[0, 0] for part in spread(source, 300, length)]
   assert read == list(range(0, 300, 10))
   over = in_order(10, 10, epochs=1)
@@ -70,7 +70,7 @@ def test_hot_rows_of_a_log_by_time_are_those_of_all_of_it():
   tables = TableSet({'item': Table(1000, embedding_dim=4)})
   source = slip.batches(None, {'item': ids}, ids % 2, batch_size=1000)
   with mock.patch.object(making, '_PROFILED', 1 << 14):
-    hot = making.popular(source, tables, 1 << 20, [16], {}, making.Look())
+    hot = making.popular(source, tables, 1 << 20, [16], {}, making.Preview())
   assert sorted(hot.rows.tolist()) == [*range(20), *range(500, 520)]
 
 
@@ -80,12 +80,12 @@ def test_packed_examples_know_their_counts(tmp_path):
   tables, sizes = small.tables(), [4] * len(small.ROWS)
   source = slip.batches(folder, batch_size=8)
   with mock.patch.object(making, 'spread', None):  # nothing is read
-    hot = making.popular(source, tables, 4 * 60, sizes, {}, making.Look())
+    hot = making.popular(source, tables, 4 * 60, sizes, {}, making.Preview())
   counts = packed_dataset(folder).counts()
   assert hot.rows.tolist() == popular_rows(counts, 60, 1).tolist()
   held_out = slip.batches(folder, batch_size=8, split='test')
   assert held_out.row_counts() is None
-  some = making.popular(held_out, tables, 4 * 60, sizes, {}, making.Look())
+  some = making.popular(held_out, tables, 4 * 60, sizes, {}, making.Preview())
   assert len(some.rows) == 60
 
 

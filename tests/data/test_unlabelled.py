@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from slipstream_jax.data.admission import admit, Admitted, ExampleShape
+from slipstream_jax.data.admission import admit, CheckedSource, ExampleShape
 from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
@@ -44,14 +44,14 @@ def test_they_are_admitted_to_be_predicted_alone():
 
 
 def test_a_trainer_binds_examples_by_name():
-  admitted = list(Admitted(source(label=[0, 1, 1]), SHAPE))
+  admitted = list(CheckedSource(source(label=[0, 1, 1]), SHAPE))
   bound = list(source(label=[0, 1, 1]).bind(TABLES))
   assert len(admitted) == len(bound) == 2
   for ours, theirs in zip(admitted, bound, strict=True):
     np.testing.assert_array_equal(ours.lookups, theirs.lookups)
     np.testing.assert_array_equal(ours.labels, theirs.labels)
   with pytest.raises(UserError, match=r"user', example 1\)"):
-    Admitted(batches(None, {'user': [0, 7]}, [0, 1], batch_size=1), SHAPE)
+    CheckedSource(batches(None, {'user': [0, 7]}, [0, 1], batch_size=1), SHAPE)
 
 
 def test_metrics_want_labels():

@@ -29,7 +29,7 @@ from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.placement.base import link
 from slipstream_jax.selection.hot import hot_rows, stale_by_group
 from slipstream_jax.store.base import Storage
-from slipstream_jax.store.host_table import unique_rows_of, Untrained
+from slipstream_jax.store.host_table import unique_rows_of, UntrainedRows
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.store.tiered import file, TieredStore
 from slipstream_jax.tables import Feature, Table, TableSet
@@ -61,7 +61,9 @@ FRESH = st.lists(st.integers(0, N - 1), unique=True, max_size=12)
 STALE = hnp.arrays(bool, len(HOT_ROWS.rows))
 
 
-UNTRAINED = Untrained(TABLES, [(np.zeros((), np.float32),)] * len(GROUPS), 1)
+UNTRAINED = UntrainedRows(
+  TABLES, [(np.zeros((), np.float32),)] * len(GROUPS), 1
+)
 
 
 def own_rows(fresh):

@@ -7,7 +7,7 @@ import pytest
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.admission import admit
 from slipstream_jax.data.numbered import ColumnBatches
-from slipstream_jax.data.source import Forwarded
+from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.training.loop import train
@@ -20,7 +20,7 @@ ALL = PLACEMENTS | {'cached': cached(150), 'tiny': cached(3, 'lru')}
 placements = pytest.mark.parametrize('name', ALL)
 
 
-class WithFresh(Forwarded):
+class WithFresh(SourceWrapper):
   """Gives some batches fresh rows, by their number."""
 
   def __init__(self, fresh):

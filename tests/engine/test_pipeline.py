@@ -9,13 +9,13 @@ import traceback
 import numpy as np
 import pytest
 
-from slipstream_jax.data.admission import Admitted, ExampleShape
+from slipstream_jax.data.admission import CheckedSource, ExampleShape
 from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import Planner, Start
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.schedules.base import Plain
+from slipstream_jax.schedules.base import PlainSchedule
 from tests.support import small
 
 # Batches ahead, and the threads that find unique rows.
@@ -44,7 +44,7 @@ class Source(ColumnBatches):
 def planned(source, depth, **others):
   depth, workers = depth if isinstance(depth, tuple) else (depth, 1)
   shape = ExampleShape(small.tables(), small.DENSE)
-  schedule = Plain(Admitted(source, shape))
+  schedule = PlainSchedule(CheckedSource(source, shape))
   planner = Planner(
     schedule,
     [PLACEMENTS['streamed']],

@@ -9,7 +9,7 @@ import pytest
 from configs import criteo
 from experiments.common import datasets
 from experiments.running import tiers
-from slipstream_jax.data.source import Forwarded
+from slipstream_jax.data.source import SourceWrapper
 from tests.support.runs import lines_of, run_job, SHARED, smoke, summary_of
 
 SUMMARY_KEYS = [
@@ -143,7 +143,7 @@ def test_a_target_that_cannot_be_met_is_told(tmp_path, capsys):
   assert '% of all examples were dropped lately, 90%' in capsys.readouterr().out
 
 
-class OneClass(Forwarded):
+class OneClass(SourceWrapper):
   """The same batches, with one label for all examples."""
 
   def __init__(self, source, label):

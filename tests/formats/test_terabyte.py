@@ -12,7 +12,7 @@ from slipstream_jax.formats.base import MISSING
 from slipstream_jax.formats.criteo import terabyte_raw
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.packed import columns as packed
-from slipstream_jax.vocabulary.hashed import Hashed
+from slipstream_jax.vocabulary.hashed import HashVocabulary
 from tests.support.texts.criteo import (
   check_every_field,
   lines,
@@ -63,7 +63,7 @@ def test_hashed_days(days, tmp_path):
   ids = [[MISSING if v is None else v for v in row[14:]] for row in rows]
   for table, name in enumerate(criteo.TABLES):
     rank = data.columns[f'rank_{name}'].astype(int)
-    buckets = Hashed(97, table).rows(np.array(ids)[:, table])
+    buckets = HashVocabulary(97, table).rows(np.array(ids)[:, table])
     np.testing.assert_array_equal(data.columns[name], rank[buckets])
     assert data.manifest['tables'][table]['rows'] == rank.max() + 1
 

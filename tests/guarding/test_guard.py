@@ -9,7 +9,7 @@ import pytest
 
 from experiments.common import datasets
 from experiments.guarding import guard, signs
-from slipstream_jax.data.source import Forwarded
+from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.engine.counters import Counters
 from tests.support.runs import (
   arrays_of,
@@ -33,7 +33,7 @@ PLAIN = {
 }
 
 
-class Poisoned(Forwarded):
+class Poisoned(SourceWrapper):
   """A source some of whose batches make a loss that is not finite."""
 
   def __init__(self, source, bad):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.arrays import Unbound
+from slipstream_jax.inputs.arrays import UnboundExamples
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.tables import Feature, Table, TableSet
@@ -27,7 +27,7 @@ def sized():
 def test_batches_are_those_of_the_data_set(folder):
   dataset, tables = packed_dataset(folder, shuffle_seed=3), TableSet(sized())
   source = batches(folder, batch_size=16, seed=3)
-  assert isinstance(source, Unbound)
+  assert isinstance(source, UnboundExamples)
   assert source.form.dense_features == small.DENSE
   assert source.form.has_labels
   bound, direct = source.bind(tables), dataset.train(16)

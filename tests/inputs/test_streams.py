@@ -8,7 +8,7 @@ import pytest
 
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.arrays import Unbound
+from slipstream_jax.inputs.arrays import UnboundExamples
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.tables import Table, TableSet
 
@@ -65,7 +65,7 @@ WANTED = users(batches(generator()).bind(TABLES))
 
 def test_the_batches_are_those_of_the_iterator():
   source = batches(generator())
-  assert isinstance(source, Unbound)
+  assert isinstance(source, UnboundExamples)
   assert not source.endless
   bound = source.bind(TABLES)
   assert isinstance(bound, BatchSource)

@@ -14,7 +14,7 @@ import pytest
 import slipstream_jax as slip
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.numbered import ColumnBatches, Columns
-from slipstream_jax.data.source import Forwarded
+from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned, slipstream
@@ -43,7 +43,7 @@ class Mix(NamedTuple):
   """Whether rows get other ids now and then."""
 
 
-class Renewing(Forwarded):
+class Renewing(SourceWrapper):
   """A source whose batches bring rows that got another id."""
 
   def __init__(self, source, num_rows, seed):

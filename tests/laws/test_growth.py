@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.data.numbered import NumberedBatches
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import planned
@@ -62,7 +62,7 @@ def wanted():
       ):
         leaf[rows] = first[rows]
     small.replace_rows(parts.engine, blocks)
-    one = Numbered(lambda _, batch=batch: batch, 1, 'one', reads='one')
+    one = NumberedBatches(lambda _, batch=batch: batch, 1, 'one', reads='one')
     with planned(parts, one, 0) as batches:
       losses += [record.loss for record in train(parts, batches, 1)]
   assert sum(len(fresh) for _, fresh in BY_HAND) > 90

@@ -21,7 +21,7 @@ import pytest
 import slipstream_jax as slip
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.data.numbered import ColumnBatches, Numbered
+from slipstream_jax.data.numbered import ColumnBatches, NumberedBatches
 from slipstream_jax.data.prefetch import Worker
 from slipstream_jax.engine import apply, group_rows
 from slipstream_jax.errors import UserError
@@ -440,7 +440,7 @@ def test_a_generator_that_raised_says_that_it_cannot_go_on(at, prefetch):
       trainer.train(source, 1)
 
 
-class Asked(Numbered):
+class Asked(NumberedBatches):
   """Batches that the user holds, of which each call may raise."""
 
   def __init__(self, once, trainer):

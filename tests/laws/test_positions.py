@@ -11,7 +11,7 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.numbered import ColumnBatches, Columns, Numbered
+from slipstream_jax.data.numbered import ColumnBatches, Columns, NumberedBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
@@ -219,7 +219,7 @@ def by_hand(kinds, turns):
     for which, steps in turns
     for batch in itertools.islice(left[which], steps)
   ]
-  source = Numbered(row.__getitem__, len(row), 'by hand', reads='those')
+  source = NumberedBatches(row.__getitem__, len(row), 'by hand', reads='those')
   with trainer:
     trainer.train(source, len(row))
   return trainer

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.data.interrupts import Turns
+from slipstream_jax.data.interrupts import TurnLock
 from slipstream_jax.errors import UserError
 from tests.api import shop
 from tests.laws.test_positions import by_hand, SOURCES
@@ -205,7 +205,7 @@ def test_a_restore_beside_training_is_of_whole_steps(at, stages, tmp_path):
 
 def test_threads_come_in_their_order():
   """Else a loop of steps would never let another thread in."""
-  turns, came, threads = Turns(), [], []
+  turns, came, threads = TurnLock(), [], []
   inside, go = threading.Event(), threading.Event()
 
   def wait():

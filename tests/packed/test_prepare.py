@@ -15,7 +15,7 @@ from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed import ranking
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.vocabulary import counted
-from slipstream_jax.vocabulary.hashed import Hashed
+from slipstream_jax.vocabulary.hashed import HashVocabulary
 from tests.support.packed_folders import checksums, prepared
 from tests.support.raw_example import fields, raw_of
 
@@ -123,7 +123,10 @@ def test_hashed_rows_are_the_buckets_by_frequency(tmp_path, sequence_length):
     else whole.ids.T
   )
   buckets = np.stack(
-    [Hashed(hash_rows, table).rows(ids) for table, ids in enumerate(flat)],
+    [
+      HashVocabulary(hash_rows, table).rows(ids)
+      for table, ids in enumerate(flat)
+    ],
     axis=1,
   )
   for table, name in enumerate('abc'):

@@ -11,7 +11,12 @@ from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.rebatch import Alone, alone, real_examples, SIZES
+from slipstream_jax.schedules.rebatch import (
+  alone,
+  real_examples,
+  SingleBatchQueue,
+  SIZES,
+)
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.schedules.systems import SCHEDULES
@@ -89,12 +94,12 @@ def test_every_source_batch_is_a_step_of_what_is_kept(policy):
 
 
 def test_rows_with_another_id_wait_for_an_example():
-  queue = Alone(4)
+  queue = SingleBatchQueue(4)
   batch = examples(np.ones(4))
   none = batch.map(lambda column: column[:0])
   queue.put(none._replace(fresh=np.array([3])))
   assert not queue.ready()
-  again = Alone(4, queue.get_state())
+  again = SingleBatchQueue(4, queue.get_state())
   for one in (queue, again):
     one.put(batch._replace(fresh=np.array([5])))
     assert one.waiting == 4

@@ -9,7 +9,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.schedules import scored
 from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.scored import Scoring
+from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.scoring.base import in_words, scorer_named, SCORERS
@@ -53,7 +53,7 @@ def test_resuming_after_every_batch(scorer, drop):
   settings = Skip(drop, phases=PHASES, refit=2, scorer=scorer, auto_cost=0.5)
   patches = mock.patch.multiple(scored, FIRST=20)
   found = mock.patch.object(
-    Scoring,
+    BatchScorer,
     'may_drop',
     lambda self, *_: (self._seen % 50 / 100, float(self._lag[1])),
   )
@@ -96,7 +96,7 @@ def learned(chances, lookups, cost=0.01, cuts=512):
   """Scores a stream, with a second scorer; and what it knows of the last."""
   rng = np.random.default_rng(5)
   labels = rng.random(len(chances)) < chances
-  scoring = Scoring(scorer_named('pairs'), HOT_ROWS, cost)
+  scoring = BatchScorer(scorer_named('pairs'), HOT_ROWS, cost)
   whole = batch_of(labels, lookups)
   for start in range(0, len(labels), cuts):
     part = slice(start, start + cuts)

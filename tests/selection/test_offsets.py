@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from slipstream_jax.data.numbered import ColumnBatches
-from slipstream_jax.data.source import Forwarded
+from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import PLACEMENTS
@@ -37,7 +37,7 @@ SKIP = Skip(0.5, 'surprise_offset', 'examples', Phases(2, 2, 2, 0))
 bce = optax.sigmoid_binary_cross_entropy
 
 
-class Offset(Forwarded):
+class Offset(SourceWrapper):
   """Batches of another source, each with an offset."""
 
   def __init__(self, source, offset):

@@ -11,7 +11,10 @@ from slip_serve import vocabulary
 from slip_serve.errors import ServeError
 from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.vocabulary.counted import count, Vocabulary
-from slipstream_jax.vocabulary.hashed import Hashed, Ranked
+from slipstream_jax.vocabulary.hashed import (
+  HashVocabulary,
+  RankedHashVocabulary,
+)
 from slipstream_jax.vocabulary.state import integers
 from tests.serve.exported import saved_words
 
@@ -27,8 +30,8 @@ def test_rows_are_those_of_training(tmp_path_factory, seen, asked, least, size):
   kinds = (
     count(columns, least),
     tuple(Vocabulary(integers(np.unique(ids))) for ids in columns),
-    tuple(Hashed(size, table) for table in range(3)),
-    tuple(Ranked(one, table) for table, one in enumerate(ranks)),
+    tuple(HashVocabulary(size, table) for table in range(3)),
+    tuple(RankedHashVocabulary(one, table) for table, one in enumerate(ranks)),
   )
   ids = np.array([*asked, *seen, -1], np.int64)
   for words in kinds:
@@ -55,7 +58,7 @@ def test_a_table_of_ones_own_numbers_its_ids_alike(values):
 
 
 def test_without_a_vocabulary_ids_are_rows():
-  words = vocabulary.Words(2, 5, 'none', 0)
+  words = vocabulary.TableVocabulary(2, 5, 'none', 0)
   ids = np.array([0, 4, 2])
   np.testing.assert_array_equal(vocabulary.rows_of(words, ids), ids)
   for bad in 5, -1:

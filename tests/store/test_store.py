@@ -140,7 +140,7 @@ def test_initialisers_and_state():
   half = Table(3, 4, initializer=Constant(0.5))
   tables = TableSet({'a': half, 'b': Table(2, 4)})
   initial = (np.float32(0.1) * np.ones(4, np.float32), np.asarray(np.int32(7)))
-  block = host_table.Untrained(tables, [initial], 0).block(0)
+  block = host_table.UntrainedRows(tables, [initial], 0).block(0)
   assert (block.rows[:3] == 0.5).all()
   assert (block.rows[3:] != 0.5).all()
   assert block.state[0].shape == (5, 4)

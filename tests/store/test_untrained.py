@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from slipstream_jax.store.host_table import Untrained
+from slipstream_jax.store.host_table import UntrainedRows
 from slipstream_jax.tables import Constant, Table, TableSet, Uniform
 
 INITIALIZERS = [None, Uniform(0.3), Constant(0.1)]
@@ -31,7 +31,7 @@ def tables_by_name(draw):
 def test_some_rows_are_those_of_the_whole_table(tables, seed, data):
   tables = TableSet(tables)
   state = (np.arange(3, dtype=np.float32), np.asarray(np.int32(7)))
-  untrained = Untrained(tables, [state] * len(tables.groups), seed)
+  untrained = UntrainedRows(tables, [state] * len(tables.groups), seed)
   for number in range(len(tables.groups)):
     whole = untrained.block(number)
     size = tables.groups[number].num_rows
@@ -54,15 +54,15 @@ def test_an_optimizer_of_its_own_gives_a_table_no_other_values():
       tables | {'a': tables['a']._replace(optimizer=optax.sgd(0.1))},
     )
   )
-  whole = Untrained(one, [()], 3).block(0)
-  parts = [Untrained(two, [(), ()], 3).block(g).rows for g in (0, 1)]
+  whole = UntrainedRows(one, [()], 3).block(0)
+  parts = [UntrainedRows(two, [(), ()], 3).block(g).rows for g in (0, 1)]
   np.testing.assert_array_equal(whole.rows, np.concatenate(parts))
 
 
 @pytest.mark.parametrize('dims', [(1, 32), (32, 1)])
 def test_tables_of_unlike_dims_share_no_value(dims):
   tables = TableSet({f't{dim}': Table(500, dim) for dim in dims})
-  untrained = Untrained(tables, [(), ()], 0)
+  untrained = UntrainedRows(tables, [(), ()], 0)
   parts = [untrained.block(group).rows.ravel() for group in (0, 1)]
   values = np.concatenate(parts)
   # Of 16,500 draws out of 2^24, some agree by chance.

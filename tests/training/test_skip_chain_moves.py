@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.data.source import Forwarded
+from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.engine.planner import SETTLE
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import take_step, train
@@ -111,7 +111,7 @@ def test_on_stale_gets_the_hot_rows_in_order():
     assert mask.any() == (step % 12 == 0)
 
 
-class WithFresh(Forwarded):
+class WithFresh(SourceWrapper):
   """Gives some batches fresh rows, by their number."""
 
   def __init__(self, fresh):

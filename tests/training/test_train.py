@@ -222,7 +222,7 @@ def test_initial_rows_depend_on_seed_and_row_only():
 
   def create(sizes, seed=0):
     tables = tables_of(sizes, dim=4)
-    return host_table.Untrained(tables, [()], seed).block(0).rows
+    return host_table.UntrainedRows(tables, [()], seed).block(0).rows
 
   few = {'a': 10, 'b': 5}
   one = create(few)

@@ -10,7 +10,7 @@ import pytest
 from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import UserError
 from slipstream_jax.vocabulary import counted
-from slipstream_jax.vocabulary.hashed import Hashed
+from slipstream_jax.vocabulary.hashed import HashVocabulary
 
 columns_of_ids = st.lists(st.integers(MISSING, 12), max_size=60).map(np.int64)
 
@@ -36,7 +36,7 @@ def test_counted_rows_match_a_counter(train, test, min_count):
 
 def test_hashed_rows_stay_in_range_spread_and_differ_between_tables():
   ids = np.append(np.arange(20_000), MISSING)
-  words = [Hashed(101, table) for table in range(3)]
+  words = [HashVocabulary(101, table) for table in range(3)]
   rows = np.stack([one.rows(ids) for one in words], axis=1)
   assert rows.min() == 0
   assert rows.max() == 100
@@ -46,7 +46,7 @@ def test_hashed_rows_stay_in_range_spread_and_differ_between_tables():
     same = (rows[:, table] == rows[:, table - 1]).mean()
     assert same == pytest.approx(1 / 101, abs=0.005)
   many = np.arange(MISSING, 300_000)
-  large = Hashed(2**62, 0).rows(many)
+  large = HashVocabulary(2**62, 0).rows(many)
   assert large.dtype == np.int64
   assert len(np.unique(large)) == len(many), 'no two ids share a hash'
   np.testing.assert_array_equal(words[2].rows(ids[:5]), rows[:5, 2])

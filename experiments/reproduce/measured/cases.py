@@ -21,7 +21,7 @@ from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.selection.hot import hot_rows, popular_rows
-from slipstream_jax.training.compiled import Compiled, compiled_of
+from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import HotRows
@@ -69,7 +69,7 @@ class Programs:
   def __init__(self, recipe: Recipe) -> None:
     """Of the recipe, and of those that differ in microbatches alone."""
     self._recipe = recipe
-    self._held: dict[int, Compiled] = {}
+    self._held: dict[int, CompiledFunctions] = {}
 
   def of(self, microbatches: int) -> Recipe:
     """The recipe with so many parts of a batch."""
