@@ -343,5 +343,5 @@ def popular(
     if counts is None:
       parts = (batch.lookups for batch in spread(bound, _PROFILED))
       counts = row_uses(parts, tables.num_rows)
-  rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
+  rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets)
   return hot_rows(rows, tables.num_rows)
