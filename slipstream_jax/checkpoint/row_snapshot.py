@@ -336,6 +336,5 @@ def _next_rows(
 @no_type_check
 def _marked(bits: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
   """Writes for each row, i64[U], whether its bit is set, to bool[U]."""
-  # Returning an array while a Ctrl-C is pending is a SystemError in numba.
   for u in range(len(rows)):
     out[u] = bits[rows[u] >> 3] & np.uint8(1 << (rows[u] & 7)) != 0
