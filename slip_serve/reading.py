@@ -24,7 +24,8 @@ DEPTH = 1024
 """Reads that are submitted at a time."""
 _THREADS = 32
 _PIECE = 1 << 20  # bytes that a scan reads at a time
-_READS = 16  # that a thread does in a row, and that are worth a thread
+_READS = 16  # that are worth a thread of their own
+_SLOTS = 128  # reads that a thread does in a row
 _PATIENCE = 1 << 16  # interrupted waits in a row
 
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
@@ -123,6 +124,8 @@ class RecordFile:
     Raises:
       ServeError: the disk cannot be read.
     """
+    if self._queued and not self._idle:
+      self._idle.append(self._new_queue())
     count = min(self._depth, _THREADS, len(at) // _READS)
     if self._queued or count < 2:
       return self._read(rows, at, out)
@@ -132,7 +135,10 @@ class RecordFile:
     return sum(job.result() for job in jobs)
 
   def _read(self, rows: np.ndarray, at: np.ndarray, out: np.ndarray) -> int:
-    queue = self._taken()
+    try:
+      queue = self._idle.pop()
+    except IndexError:  # other threads use all of them
+      queue = self._new_queue()
     count = _read(self._file, rows, at, self._aligned, *queue, out)
     if count == -1 - len(at):  # its reads may yet write to its slots
       _end(queue)
@@ -141,16 +147,13 @@ class RecordFile:
     self._idle.append(queue)
     return self._checked(count, rows, at)
 
-  def _taken(self) -> _Queue:
-    """Returns a queue that no other thread uses."""
-    try:
-      return self._idle.pop()
-    except IndexError:
-      pass
-    numbers, depth = (0, 0, 0), _READS
+  def _new_queue(self) -> _Queue:
+    numbers, depth = (0, 0, 0), _SLOTS
     if self._queued:
       number, calls = ctypes.c_ulong(0), _CALLS[platform.machine()]
-      if not _syscall(calls.setup, self._depth, ctypes.addressof(number)):
+      if _syscall(calls.setup, self._depth, ctypes.addressof(number)):
+        self._queued = False  # the system has no room for more
+      else:
         numbers, depth = (number.value, calls.submit, calls.wait), self._depth
     # One read has all blocks of a record, wherever in a block it begins.
     most = (-(-self.record // self._aligned) + 1) * self._aligned

@@ -40,10 +40,10 @@ def _rebuild(rule: str, got: object, where: str, hint: str) -> UserError:
 def is_whole(value: object, low: int, below: int | None = None) -> bool:
   """Whether a value is a whole number in [low, below). No end if that is None.
 
-  Python's and numpy's integers pass. Fractions, text and NaN do not.
+  Python's and numpy's integers pass. Fractions, text, bools and NaN do not.
   """
   # Not `int(value)`, which takes 2.5 and '3' as well.
-  if not isinstance(value, SupportsIndex):
+  if isinstance(value, bool) or not isinstance(value, SupportsIndex):
     return False
   try:
     number = operator.index(value)

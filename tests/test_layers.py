@@ -342,8 +342,8 @@ def test_functions_fit_a_screen(path):
     assert len(code) <= 60, f'{node.name}: {len(code)} lines of code'
 
 
-# Each is a list of values.
-SMALL = {'schedules/systems.py'}
+# Each is a list of values, or a member of one.
+SMALL = {'schedules/hotline.py', 'schedules/systems.py'}
 
 
 def test_no_small_file_serves_one_other():

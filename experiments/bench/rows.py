@@ -63,7 +63,7 @@ def moved_by_placements(
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()
   (size_of_row,) = compiled_of(build.recipe(config, data, steps)).row_bytes
-  hot = popular_rows(counts, config.hot.bytes, size_of_row).rows
+  hot = popular_rows(counts, config.hot.bytes, size_of_row)
   shares = {'resident': 1.0, 'streamed': 0.0, 'pinned': len(hot) / num_rows}
   kept = {name: (PLACEMENTS[name], '', share) for name, share in shares.items()}
   yield from _moved(kept, lookups, hot, num_rows)
@@ -75,9 +75,7 @@ def moved_by_placements(
       for ahead in (LOOK_AHEADS if name == 'look_ahead' else (0,))
     }
     kept = {name: (cache, name, share) for name, cache in caches.items()}
-    yield from _moved(
-      kept, lookups, popular_rows(counts, rows, 1).rows, num_rows
-    )
+    yield from _moved(kept, lookups, popular_rows(counts, rows, 1), num_rows)
 
 
 def _moved(

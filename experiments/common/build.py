@@ -151,7 +151,7 @@ def hot(
     rows = popular_rows_of_groups(counts, tables, rooms)
   else:
     sizes = compiled_of(recipe).row_bytes_by_table()
-    rows = popular_rows(counts, config.hot.bytes, sizes, tables.offsets).rows
+    rows = popular_rows(counts, config.hot.bytes, sizes, tables.offsets)
   return hot_rows(rows, tables.num_rows)
 
 

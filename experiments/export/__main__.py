@@ -58,10 +58,10 @@ def main(config: ml_collections.ConfigDict | None) -> None:
   """
   if _WORKDIR.value is None:
     raise UserError(
-      'what is exported must be named',
+      'a run to export must be given',
       got='no folder of a run',
       where='--workdir',
-      hint='name one that `python -m experiments.report` lists',
+      hint='give one that `python -m experiments.report` lists',
     )
   sizes = [int(x) if x.isdecimal() else x for x in _BATCH_SIZES.value]
   how = _DTYPE.value, sizes, _PLATFORMS.value

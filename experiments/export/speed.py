@@ -2,13 +2,13 @@
 
     python -m experiments.export.speed --workdir=RUN [--export=FOLDER]
 
-Queries are batches of the data that the run trained on, every one of them new.
-Memory and SSD take turns on the same ones, in another order each time; each of
-them once with a query alone (`logits`) and once reading the rows of the next
-ones meanwhile (`stream`). --cache is the share of the rows that is kept in
-memory; the two caches are warmed by --warm queries that are not timed. Ratios
-are medians over turns. Beside it stands what the disk gives: as many reads as a
-query misses handed over at once, and one at a time.
+Queries are batches of the data that the run trained on, and each is new. Memory
+and SSD take turns on the same queries, in another order each time. Both score
+them once one by one (`logits`), and once reading the rows of the next queries
+ahead (`stream`). --cache is the share of the rows that is kept in memory. The
+caches are warmed by --warm queries that are not timed. Ratios are medians over
+turns. The disk alone is timed as well, with as many reads at once as a query
+misses, and with one at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,17 +46,17 @@ _Way = Callable[[list[Query]], list[np.ndarray]]
 
 
 def main(config: ml_collections.ConfigDict | None) -> None:
-  """Times it.
+  """Times the export of a run.
 
   Raises:
     UserError: no such run or export, or too few examples.
   """
   if _WORKDIR.value is None:
     raise UserError(
-      'what was exported must be named',
+      'the run that was exported must be given',
       got='no folder of a run',
       where='--workdir',
-      hint='name the one that was given to experiments.export',
+      hint='give the one that was given to experiments.export',
     )
   folder = pathlib.Path(_WORKDIR.value)
   config = record.config_of(folder) if config is None else config
@@ -70,13 +70,7 @@ def main(config: ml_collections.ConfigDict | None) -> None:
 
 
 def timed(export: str, data: Dataset, tables: TableSet) -> dict[str, Any]:
-  """Figures of an export.
-
-  Args:
-    export: its folder.
-    data: what is asked for.
-    tables: of the data.
-  """
+  """Returns the figures of an export for queries of a data set."""
   queries = _queries(data, tables)
   with (
     Scorer(export, 'dram', check=False) as dram,
@@ -98,16 +92,10 @@ def timed(export: str, data: Dataset, tables: TableSet) -> dict[str, Any]:
       'ssd_ahead': lambda turn: [*ahead.stream(turn)],
       'dram_ahead': lambda turn: [*dram.stream(turn)],
     }
-    before = ahead.stats
+    before = _counts(ahead)
     rates = _rates(ways, queries)
-    after = ahead.stats
+    lookups, rows, hits, nbytes = _counts(ahead) - before
     layout = ahead.layout
-  lookups = after.lookups - before.lookups
-  rows = after.unique_rows - before.unique_rows
-  hits = (after.hit_rate or 0) * after.unique_rows
-  hits -= (before.hit_rate or 0) * before.unique_rows
-  nbytes = after.bytes_per_lookup * after.lookups
-  nbytes -= before.bytes_per_lookup * before.lookups
   asked = _TURNS.value * _TURN.value
   misses = round((rows - hits) / asked)
   return {
@@ -122,19 +110,27 @@ def timed(export: str, data: Dataset, tables: TableSet) -> dict[str, Any]:
     'ratio ssd_ahead/dram_ahead': _ratio(
       rates['ssd_ahead'], rates['dram_ahead']
     ),
-    'hit rate': hits / max(rows, 1),
-    'unique rows of a query': rows / asked,
+    'hit rate': float(hits / max(rows, 1)),
+    'unique rows of a query': float(rows / asked),
     'of them read': misses,
-    'disk bytes of a lookup': nbytes / max(lookups, 1),
+    'disk bytes of a lookup': float(nbytes / max(lookups, 1)),
     **_of_disk(pathlib.Path(export), layout, max(misses, 1)),
     'same bits': same,
   }
 
 
+def _counts(scorer: Scorer) -> np.ndarray:
+  """Returns lookups, unique rows, those in memory, and bytes read so far."""
+  stats = scorer.stats
+  hits = (stats.hit_rate or 0) * stats.unique_rows
+  nbytes = stats.bytes_per_lookup * stats.lookups
+  return np.array([stats.lookups, stats.unique_rows, hits, nbytes])
+
+
 def _rates(
   ways: dict[str, _Way], queries: Iterator[Query]
 ) -> dict[str, list[float]]:
-  """Queries a second of each way, turn by turn."""
+  """Returns the queries a second of each way, turn by turn."""
   rates: dict[str, list[float]] = {name: [] for name in ways}
   names = [*ways]
   for number in range(_TURNS.value):
@@ -150,7 +146,7 @@ def _rates(
 def _of_disk(
   export: pathlib.Path, layout: Layout, reads: int
 ) -> dict[str, Any]:
-  """Reads of random records a second, so many at once and one by one."""
+  """Returns random reads a second, `reads` of them at once and one by one."""
   group = max(layout.groups, key=lambda group: group.rows)
   rng, out = np.random.default_rng(0), {}
   for name, count in ('as of a query', reads), ('one at a time', 1):

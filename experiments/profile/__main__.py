@@ -199,7 +199,7 @@ def take_sample(
   bar.begin('sampling', known + steps)
   lookups = _telling(source, bar)
   counts = row_uses(itertools.islice(lookups, known), num_rows)
-  popular = hot_rows(popular_rows(counts, num_rows, 1).rows, num_rows)
+  popular = hot_rows(popular_rows(counts, num_rows, 1), num_rows)
   judged: list[Lookups] = list(itertools.islice(lookups, steps))
   source.close()
   batches = [unique_rows(batch, num_rows, popular) for batch in judged]

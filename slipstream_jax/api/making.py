@@ -335,7 +335,7 @@ def popular(
     return words.copy(grown.get(table))
 
   bound = bound_to(source, tables, copied)
-  # An iterator that cannot be set back says so before an example is lost.
+  # Before an example is lost, as some iterators cannot be set back.
   bound.check_can_go_back()
   with look.into(bound):
     if isinstance(source, PackedExamples):
@@ -343,5 +343,5 @@ def popular(
     if counts is None:
       parts = (batch.lookups for batch in spread(bound, _PROFILED))
       counts = row_uses(parts, tables.num_rows)
-  rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
+  rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets)
   return hot_rows(rows, tables.num_rows)

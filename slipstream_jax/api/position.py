@@ -128,8 +128,8 @@ def resume(
     state: state of the source.
 
   Raises:
-    UserError: an invalid skip, another source, or a schedule that cannot be
-      resumed. Nothing has changed.
+    UserError: an invalid skip, another source, or a schedule that other sources
+      ended. Nothing has changed.
   """
   position, skips = state.position, 'settings' in state.position
   resumes_schedule = skips and (state.restored or state.skip == skip)

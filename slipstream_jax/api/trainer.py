@@ -25,7 +25,7 @@ from slipstream_jax.api.position import (
 )
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held, Turns
-from slipstream_jax.data.source import BatchSource, is_endless, Known
+from slipstream_jax.data.source import is_endless, Known
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.pipeline import workers_of
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
@@ -486,6 +486,7 @@ class Trainer:
 
   def _read(self, source: Source, skip: Skip | None) -> Reading:
     """Returns the reading of a source, from where training left it."""
+    check_skip(skip)
     old = self._reading
     if old is not None and old.planned.closed:  # its end was interrupted
       self._end()
@@ -493,28 +494,21 @@ class Trainer:
     if old is not None and old.source is source:
       if old.skip == skip:
         return old
-      check_skip(skip)
       old.pause(self.parts)  # before `bind` reads it
-    check_skip(skip)
     # If this fails, the old reading is still there.
     bound = self._maker.bind(source, skip is not None)
     with held():
       self._end(closes=False)
-      return self._resume(source, bound, skip)
+      state, parts = self._states.find(source, bound), self.parts
+      watched = parts.state.watch is not None
+      new = resume(parts, source, bound, skip, self._ahead, state)
+      watched = watched or parts.state.watch is not None
 
-  def _resume(
-    self, source: Source, bound: BatchSource, skip: Skip | None
-  ) -> Reading:
-    state, parts = self._states.find(source, bound), self.parts
-    watched = parts.state.watch is not None
-    new = resume(parts, source, bound, skip, self._ahead, state)
-    watched = watched or parts.state.watch is not None
+      def begin() -> None:
+        self._states.begin(source, state, alone=watched)
+        self._reading = new
 
-    def begin() -> None:
-      self._states.begin(source, state, alone=watched)
-      self._reading = new
-
-    self._maker.turns.run(begin)
+      self._maker.turns.run(begin)
     return new
 
 

@@ -49,11 +49,10 @@ Chain = tuple[Manifest, ...]
 
 
 class Skipped(NamedTuple):
-  """A checkpoint that is damaged or unreadable."""
+  """A checkpoint that is damaged, or unreadable if `why` is an OSError."""
 
   step: int
   why: Exception
-  """UserError if something is damaged, OSError if it cannot be read."""
 
 
 class Search(NamedTuple):
@@ -127,8 +126,7 @@ def search_for(
   Args:
     place: where checkpoints are.
     step: of the checkpoint. None: the newest.
-    or_older: whether to fall back to the newest whole checkpoint if this one is
-      damaged.
+    or_older: whether an older one may replace a damaged one.
 
   Raises:
     UserError: it is damaged or does not exist, or the place cannot be read.
@@ -198,13 +196,8 @@ def chain_before(
   """Returns the chain that a new checkpoint follows. None if it exists.
 
   Deletes later checkpoints if none of them can be restored. The chain is empty
-  if none has all of its files.
-
-  Args:
-    place: where the checkpoint will be.
-    known: the chain that was last written there, or restored.
-    step: of the checkpoint.
-    is_same: whether an existing checkpoint of the step has the same contents.
+  if none has all of its files. `known` is the chain last written or restored,
+  and `is_same` tells whether an existing checkpoint has the same contents.
 
   Raises:
     UserError: another checkpoint of the step or a later one can be restored.
@@ -270,10 +263,8 @@ def files_of(chain: Chain) -> list[FileFacts]:
 def next_on(chain: Chain, parent: int | None, **values: Any) -> Chain:
   """Returns the chain of a new checkpoint, whose manifest is unpublished.
 
-  Args:
-    chain: of the newest checkpoint. Empty if there is none.
-    parent: a step of the chain, from a policy. None for a base.
-    values: other fields of the manifest.
+  Its parent is a step of the newest checkpoint's chain, or None for a base. The
+  values are other fields of its manifest.
   """
   below = tuple(
     link for link in chain if parent is not None and link.step <= parent
@@ -356,12 +347,7 @@ def consolidate(
   """Replaces a chain's last checkpoint by a base, and returns its manifest.
 
   What was written is read back before it is published. Memory is a few MiB per
-  link.
-
-  Args:
-    place: where the chain is.
-    chain: of rows in full precision.
-    check: called before each write. What it raises ends the consolidation.
+  link. `check` is called before each write. What it raises ends this.
 
   Raises:
     UserError: a file is damaged, the links have different arrays, or they are
@@ -462,11 +448,8 @@ def unreferenced(chains: Sequence[Chain], names: Iterable[str]) -> list[str]:
 def prune(place: Place, keep: int) -> list[str]:
   """Deletes all but the newest checkpoints, and files of killed writers.
 
-  No writer may be active. Deletes nothing if no checkpoint can be restored.
-
-  Args:
-    place: where checkpoints are.
-    keep: how many checkpoints must remain restorable, at least 1.
+  No writer may be active. `keep` checkpoints remain restorable. Nothing is
+  deleted if none can be restored.
 
   Returns:
     The names of the deleted files.

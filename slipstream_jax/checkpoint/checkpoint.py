@@ -61,20 +61,13 @@ class Totals(NamedTuple):
   """Bytes of the row files."""
   other_bytes: int = 0
   """Bytes of new files besides rows and manifests."""
-  seconds_writing: float = 0.0
-  """Seconds of the thread that writes."""
   seconds_waiting: float = 0.0
   """Seconds that training waited for copies, for the checkpoint before, and for
   room in `Saving.memory_bytes`."""
 
-  def plus(
-    self, waiting: float, writing: float = 0.0, newest: Manifest | None = None
-  ) -> 'Totals':
-    """Adds seconds and perhaps a checkpoint that was written."""
-    totals = self._replace(
-      seconds_waiting=self.seconds_waiting + waiting,
-      seconds_writing=self.seconds_writing + writing,
-    )
+  def plus(self, waiting: float, newest: Manifest | None = None) -> 'Totals':
+    """Adds seconds of waiting, and perhaps a checkpoint that was written."""
+    totals = self._replace(seconds_waiting=self.seconds_waiting + waiting)
     if newest is None:
       return totals
     own = file_name('file', newest.step, '')  # others are of an earlier step
@@ -102,7 +95,11 @@ class Checkpoints:
   def __init__(
     self, folder: str | os.PathLike[str], saving: Saving | None = None
   ) -> None:
-    """Opens a path or URL of fsspec, which need not exist before `save`.
+    """Opens a folder, which the first `save` creates if it does not exist.
+
+    Args:
+      folder: a path, or a URL that fsspec can open.
+      saving: settings. None: the defaults of `Saving`.
 
     Raises:
       UserError: fsspec cannot open the URL, or a setting is invalid.
@@ -194,11 +191,11 @@ class Checkpoints:
     if writer is None:
       return
     started = time.perf_counter()
-    writer.wait()
+    writer.thread.join()
     self._writer = None
     waited = time.perf_counter() - started + writer.budget.seconds
     newest = None if writer.chain is None else writer.chain[-1]
-    self.totals = self.totals.plus(waited, writer.seconds, newest)
+    self.totals = self.totals.plus(waited, newest)
     if writer.chain is not None:
       self._chain = writer.chain
     # No increment builds on a failed checkpoint.
@@ -286,7 +283,7 @@ class Checkpoints:
       UserError: the folder cannot be read.
     """
     if self._writer is not None:
-      self._writer.wait()
+      self._writer.thread.join()
     with user_errors(self._place.url, READABLE, LOST):
       return max(steps_in(self._place), default=None)
 

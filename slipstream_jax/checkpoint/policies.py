@@ -47,10 +47,8 @@ def intermittent(chain: Sequence[Manifest]) -> int | None:
 
 
 CHECKPOINT_POLICIES: dict[str, Policy] = {
-  'full': full,
-  'one_shot': one_shot,
-  'consecutive': consecutive,
-  'intermittent': intermittent,
+  policy.__name__: policy
+  for policy in (full, one_shot, consecutive, intermittent)
 }
 
 

@@ -55,11 +55,7 @@ def restore(
 ) -> Position:
   """Restores a chain whose bytes were all checked.
 
-  Args:
-    trainer: unchanged if this fails.
-    place: where the chain is.
-    chain: of the checkpoint.
-    exact: whether to refuse quantized rows.
+  The trainer is unchanged if this fails. `exact` refuses quantized rows.
 
   Raises:
     UserError: it is of another model or other tables, or damaged.

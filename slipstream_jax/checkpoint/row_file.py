@@ -173,12 +173,8 @@ def write_row_file(
 ) -> FileFacts:
   """Writes a row file. If it fails, the place is unchanged.
 
-  Args:
-    place: where to write.
-    name: of the file.
-    leaves: of each piece, as from `leaves_of`.
-    pieces: of any length, ascending also from piece to piece. They must not
-      change afterwards. What the iterator raises passes through.
+  Pieces have any length, ascend also from one to the next, and must not change
+  afterwards. What their iterator raises passes through.
 
   Raises:
     UserError: rows or leaves are invalid, or values to be quantized are not

@@ -3,8 +3,8 @@
 A snapshot is created between two steps, and yields its rows with their values
 of that moment. The device's rows are copied at once. All others stay in place,
 and another thread reads them piece by piece. A write to a row that was not read
-yet first saves its old value. Saved values have a budget. When it is used up,
-the step waits for the other thread, and the wait is counted.
+yet first saves its old value. When saved values have used up their budget, the
+step waits for the other thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -108,7 +108,7 @@ class RowSnapshot:
       bits: the marked rows, as in `DirtyRows.bits`. Read-only.
       num_rows: N, rows of the group.
       row_bytes: bytes of a row and its state.
-      gather: reads rows of the host, called by either thread.
+      gather: reads rows of the host, in either thread.
       budget: bounds the saved values.
       piece_rows: the most rows of a piece.
     """
@@ -129,8 +129,10 @@ class RowSnapshot:
 
   def wanted(self, rows: RowIds) -> np.ndarray:
     """Returns which rows are marked, and neither saved nor read: bool[U]."""
-    wanted = _marked(self.bits, rows) & ~_marked(self._saved_bits, rows)
-    return wanted & (rows >= self._taken)
+    marked, saved = (np.empty(len(rows), bool) for _ in range(2))
+    _marked(self.bits, rows, marked)
+    _marked(self._saved_bits, rows, saved)
+    return marked & ~saved & (rows >= self._taken)
 
   def save(self, rows: RowIds, take: Gather) -> None:
     """Saves rows of the device, ascending and above all rows that are `ready`.
@@ -206,7 +208,9 @@ class RowSnapshot:
         start = self._taken
         count, end = _next_rows(self.bits, start, self._ready, room)
         rows = room[:count].copy()
-        on_host = ~_marked(self._saved_bits, rows)
+        saved_here = np.empty(count, bool)
+        _marked(self._saved_bits, rows, saved_here)
+        on_host = ~saved_here
         self._claimed = end
         saved = [one for one in self._saved if one.rows[0] < end]
       block = self._read(rows, on_host, saved, start, end)
@@ -275,11 +279,13 @@ def begin_snapshot(
   host.before_write(None)
   nbytes = _PIECE_BYTES if host.counts is None else _DISK_PIECE_BYTES
 
-  def gather(rows: RowIds) -> RowBlock:
-    return host.gather(rows, len(rows))
-
   snapshot = RowSnapshot(
-    bits, group.num_rows, row_bytes, gather, budget, max(1, nbytes // row_bytes)
+    bits,
+    group.num_rows,
+    row_bytes,
+    lambda rows: host.gather(rows, len(rows)),
+    budget,
+    max(1, nbytes // row_bytes),
   )
   host.before_write = snapshot.before_write
   return snapshot
@@ -328,9 +334,8 @@ def _next_rows(
 
 @kernel
 @no_type_check
-def _marked(bits: np.ndarray, rows: np.ndarray) -> np.ndarray:
-  """Returns for each row, i64[U], whether its bit is set: bool[U]."""
-  out = np.empty(len(rows), np.bool_)
+def _marked(bits: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+  """Writes for each row, i64[U], whether its bit is set, to bool[U]."""
+  # Returning an array while a Ctrl-C is pending is a SystemError in numba.
   for u in range(len(rows)):
     out[u] = bits[rows[u] >> 3] & np.uint8(1 << (rows[u] & 7)) != 0
-  return out

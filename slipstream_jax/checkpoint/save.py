@@ -12,7 +12,6 @@ consolidates long chains. Unreferenced files are deleted while neither writes.
 from collections.abc import Hashable, Iterator
 import contextlib
 import threading
-import time
 import zlib
 
 import numpy as np
@@ -117,7 +116,7 @@ class Writer:
     budget: bounds the copies of rows that are not written yet.
     error: why the checkpoint was not written, or None.
     chain: chain of the checkpoint once it is written.
-    seconds: how long the thread took.
+    thread: writes.
   """
 
   def __init__(
@@ -132,21 +131,12 @@ class Writer:
   ) -> None:
     """Starts the thread. Call `copy_device_rows` before the next step.
 
-    Which rows are written is fixed. Changes are now counted from here, too.
-
-    Args:
-      place: where to write.
-      trainer: has the rows.
-      state: everything else.
-      chain: of the newest checkpoint in the place. Empty if there is none.
-      policy: of `CHECKPOINT_POLICIES`.
-      saving: has the codec and the memory of rows.
-      maintenance: of the place. The thread ends the write that has begun.
+    Which rows are written is fixed. Changes are now counted from here, too. The
+    checkpoint follows `chain`. The thread ends the write that has begun.
     """
     self.trainer, self.budget = trainer, Budget(saving.memory_bytes)
     self.error: BaseException | None = None
     self.chain: Chain | None = None
-    self.seconds = 0.0
     self._place, self._state, self._before = place, state, chain
     self._codec, self._maintenance = saving.codec, maintenance
     self._parent = parent = _parent(trainer, chain, place.url, policy)
@@ -158,10 +148,8 @@ class Writer:
         bits = group.dirty.bits(since)
         self._rows.append(begin_snapshot(group, bits, self.budget))
         group.dirty.begin(token_of(place.url, own))
-      self._thread = threading.Thread(
-        target=self._run, name='slipstream-saving'
-      )
-      self._thread.start()
+      self.thread = threading.Thread(target=self._run, name='slipstream-saving')
+      self.thread.start()
     except BaseException:
       self.give_up()
       raise
@@ -179,7 +167,6 @@ class Writer:
       raise
 
   def _run(self) -> None:
-    started = time.perf_counter()
     try:
       with user_errors(self._place.url, WRITTEN_WHOLE, NO_ROOM):
         self.chain = self._write()
@@ -187,7 +174,6 @@ class Writer:
       self.error = error
     finally:
       self.give_up()
-      self.seconds = time.perf_counter() - started
       self._maintenance.end(self.chain)
 
   def _write(self) -> Chain:
@@ -236,10 +222,6 @@ class Writer:
     for rows in self._rows:
       rows.close()
     self.budget.close()
-
-  def wait(self) -> None:
-    """Waits for the end of the thread."""
-    self._thread.join()
 
 
 def _pieces(rows: RowSnapshot, group: int, step: int) -> Iterator[Piece]:

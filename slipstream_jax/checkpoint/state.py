@@ -51,7 +51,6 @@ class Packed(NamedTuple):
   state: State
   """JSON, in which arrays are replaced by their numbers."""
   arrays: tuple[np.ndarray, ...]
-  """The arrays by their numbers. Read-only."""
   data: bytes
   """An npz file of the arrays."""
   checksum: int
@@ -78,11 +77,6 @@ def dense_state(
   trainer: TrainerParts, schedule_state: State, before: Packed | None = None
 ) -> DenseState:
   """Copies everything of a trainer but its rows. Waits for the last step.
-
-  Args:
-    trainer: to copy.
-    schedule_state: position of its batches.
-    before: as in `pack`.
 
   Raises:
     UserError: a step was interrupted, or a parameter is not finite.
@@ -116,11 +110,8 @@ def dense_state(
 def pack(state: State, before: Packed | None = None) -> Packed:
   """Converts a state to JSON and a file of its arrays.
 
-  Args:
-    state: of JSON's types, arrays and vocabulary snapshots.
-    before: an earlier result. Its file is reused if the arrays are the same
-      objects. A schedule gives one state, of tens of MB, for hundreds of
-      batches.
+  The file of an earlier result is reused if the arrays are the same objects. A
+  schedule gives one state, of tens of MB, for hundreds of batches.
   """
   arrays: list[np.ndarray] = []
   states = dict[Cursor, Any]()
@@ -214,15 +205,10 @@ def dense_file(arrays: Any) -> bytes:
 
 
 def read_dense(data: bytes, like: Any, where: str) -> Any:
-  """Returns the arrays of an unchanged file of the dense state, on the device.
-
-  Args:
-    data: the bytes of the file.
-    like: a tree of arrays with the same dtypes and shapes.
-    where: for errors.
+  """Returns the arrays of a file of the dense state, on the device.
 
   Raises:
-    UserError: the file has other arrays.
+    UserError: they do not have the dtypes and shapes of `like`.
   """
   leaves, form = named(like), jax.tree.structure(like)
   try:
@@ -236,11 +222,7 @@ def read_dense(data: bytes, like: Any, where: str) -> Any:
 
 
 def read_orbax(data: bytes, like: Any, where: str) -> Any:
-  """Does what `read_dense` does for a file of version 7.
-
-  Raises:
-    UserError: orbax is not installed, or cannot read the file.
-  """
+  """Does what `read_dense` does for a file that orbax wrote."""
   try:
     import orbax.checkpoint as ocp
   except ImportError as error:
@@ -387,12 +369,7 @@ def bytes_of_hot(hot: Int[np.ndarray, ' H']) -> bytes:
 
 
 def read_facts(place: Place, manifest: Manifest) -> Facts:
-  """Reads the facts of a checkpoint.
-
-  Raises:
-    UserError: they are damaged.
-    OSError: they cannot be read.
-  """
+  """Reads the facts of a checkpoint, or raises UserError or OSError."""
   try:
     values = dict(manifest.payload['facts'])
     crc, hot = values['hot'], manifest.files.get(HOT)

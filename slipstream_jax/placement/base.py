@@ -113,7 +113,7 @@ def check_hot(hot: HotRows | None, rule: str) -> HotRows:
       rule,
       got='no hot rows',
       where='Trainer, hot',
-      hint='give it hot_rows(popular_rows(...).rows, num_rows)',
+      hint='give it hot_rows(popular_rows(...), num_rows)',
     )
   return hot
 

@@ -6,12 +6,13 @@ on the host, some batches ahead of the step, and touches no device.
 
 import abc
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from slipstream_jax.data.source import BatchSource, Forwarded
-from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.rebatch import Queue
 from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 State = dict[str, Any]
@@ -21,20 +22,18 @@ State = dict[str, Any]
 class Edge(NamedTuple):
   """Changes of the hot rows around a step.
 
-  They are carried out for a batch in this order:
+  They are carried out in this order:
 
-  0. Where `hot_here` is set, the hot rows come to the device, or leave it:
-     `Placement.swap` in the planner, `Engine.swap` in the trainer.
-  1. If it `refreezes`, the rows frozen so far are thawed, and those of `stale`
-     are frozen. None are where a window opens. The planner calls
-     `Placement.freeze` before it plans the batch, and the trainer calls
-     `Engine.freeze` before it loads the batch's rows.
+  0. Where `hot_here` is set, the planner (`Placement.swap`) and the trainer
+     (`Engine.swap`) bring the hot rows to the device, or remove them.
+  1. If it `refreezes`, frozen rows are thawed and those of `stale` are frozen:
+     by `Placement.freeze` before the batch is planned, and by `Engine.freeze`
+     before its rows are loaded.
   2. If it `opens`, the trainer takes the snapshot. There is no `stale` then,
      because the window undoes a decision for the same step.
   3. The rows are loaded, the step is taken, and its rows are stored.
-  4. If it `closes`, the trainer compares the rows with the snapshot and leaves
-     the change in the probe, under the window's number. If it `scores`, it
-     leaves the loss of the held-out examples there.
+  4. If it `closes`, the trainer gives the probe the change of the rows since
+     the snapshot. If it `scores`, the loss of the held-out examples.
   """
 
   opens: bool = False
@@ -43,13 +42,12 @@ class Edge(NamedTuple):
   """The hot rows frozen from this step on, until a window opens."""
   closes: int | None = None
   """A window closes with this step. This is its number: the batches of the
-  source that were read up to its end. The probe is asked by it."""
+  source that were read up to its end."""
   hot_here: bool | None = None
   """Whether the hot rows are on the device in this step, for placements that
   swap them. None leaves that to the placement."""
   scores: int | None = None
-  """The held-out examples are scored after this step. This is the number by
-  which the probe is asked for their loss."""
+  """The held-out examples are scored after this step, under this number."""
 
   @property
   def refreezes(self) -> bool:
@@ -75,7 +73,6 @@ class Scheduled(NamedTuple):
   dropped: int = 0
   """Examples among those seen that were left out."""
   edge: Edge = Edge()
-  """Changes of the hot rows."""
   event: dict[str, Any] | None = None
   """The decision before this batch, for the metrics."""
   scale: float = 1.0
@@ -92,22 +89,19 @@ class Scheduled(NamedTuple):
 
 @runtime_checkable
 class Probe(Protocol):
-  """Tells a schedule what rows did. `StepProbe` is the one of training."""
+  """Tells a schedule what rows did. `StepProbe` is the one of training.
+
+  A schedule asks in `__next__`, by the planner's thread, `settle` batches after
+  the one that closes the window or scores. Those are trained meanwhile, so
+  neither side waits for the other.
+  """
 
   def row_change(self, window: int) -> RowChange:
-    """Waits for the change of rows in the window closed under this number.
-
-    Called by a schedule within `__next__`, so by the planner's thread, once the
-    batch that closes the window and `settle` more were delivered. Those are
-    trained meanwhile, so neither side waits for the other.
-    """
+    """Waits for the change of rows in the window closed under this number."""
     ...
 
   def loss(self, number: int) -> float:
-    """Waits for the loss of the held-out examples scored under this number.
-
-    Called like `row_change`, some batches after the one that `scores`.
-    """
+    """Waits for the loss of the held-out examples scored under this number."""
     ...
 
   def resume_losses(self, number: int) -> None:
@@ -125,41 +119,6 @@ class Probe(Protocol):
       UserError: the change of rows in that window is not known here.
     """
     ...
-
-
-@runtime_checkable
-class Queue(Protocol):
-  """Examples that wait to be cut into full batches, in an order of its own."""
-
-  @property
-  def batch_size(self) -> int:
-    """B, of every batch that it returns."""
-    ...
-
-  @property
-  def waiting(self) -> int:
-    """Number of examples in the queue."""
-    ...
-
-  def put(self, examples: Batch) -> None:
-    """Appends examples in their order. They are not copied."""
-    ...
-
-  def ready(self) -> bool:
-    """Whether a batch can be taken before more is put."""
-    ...
-
-  def take(self) -> Batch:
-    """Returns the next batch. It is padded only at the end of the source."""
-    ...
-
-  def get_state(self) -> State:
-    """Returns all examples in the queue."""
-    ...
-
-
-MakeQueue = Callable[[int, State | None], Queue]
-"""Makes a queue from a batch size and a state to begin with."""
 
 
 class Ordered(Forwarded):
@@ -242,8 +201,9 @@ class Regrouping(NamedTuple):
   """In words, with its settings. Only the same regrouping takes a position."""
   order: Callable[[BatchSource, HotRows, Probe], Ordered] | None = None
   """Makes a source (taken over) one of the same examples in another order."""
-  queue: Callable[[HotRows], MakeQueue] | None = None
-  """How kept examples are cut into batches. None: in their order."""
+  queue: Callable[[HotRows, int, State | None], Queue] | None = None
+  """Makes the queue that cuts kept examples into batches, from the hot rows, B
+  and a state to begin with. None: they are cut in their order."""
   settle: int | None = None
   """Batches from one that `scores` to the question for its loss. None where
   there is none."""
@@ -285,105 +245,6 @@ class Plain(Schedule):
     return Scheduled(batch, state, seen, edge=edge, grown=grown)
 
 
-class Queued(Schedule):
-  """A base of schedules that cut examples into batches by a queue.
-
-  A position is a whole state and the number of batches delivered since then.
-  Resuming reads the batches after the whole state again.
-  """
-
-  def __init__(
-    self,
-    source: BatchSource,
-    make_queue: MakeQueue,
-    batches: int | None,
-    settings: tuple[str, str, str],
-  ) -> None:
-    """Takes over `source`, whose batches have one size but for the last.
-
-    Args:
-      source: what to train on.
-      make_queue: makes the queue when the first batch comes.
-      batches: of the source to read before the schedule ends. None: all.
-      settings: a name in positions, the rule that it must be the same on
-        resuming, and its value.
-    """
-    super().__init__(source)
-    self._make_queue, self._batches = make_queue, batches
-    self._settings_name, self._rule, self._words = settings
-    self._queue: Queue | None = None
-    self._read = self._emitted = 0
-    self._base: State = {}
-
-  def _next_of_source(self) -> Batch | None:
-    if self._read == self._batches:
-      return None
-    return next(self._source, None)
-
-  def _queue_of(self, batch_size: int) -> Queue:
-    """Returns the queue, which is made when the first batch comes."""
-    if self._queue is None:
-      self._queue = self._make_queue(batch_size, None)
-    return self._queue
-
-  def _remember(self, source: State) -> None:
-    """Makes the whole state of now the one that positions refer to.
-
-    Args:
-      source: position of the source to read on from.
-    """
-    queue = self._queue
-    self._emitted = 0
-    self._base = self._own_state() | {
-      self._settings_name: self._words,
-      'batches': self._batches,
-      'source': source,
-      'read': self._read,
-      'queue': None if queue is None else queue.get_state(),
-      'batch_size': None if queue is None else queue.batch_size,
-    }
-
-  @abc.abstractmethod
-  def _own_state(self) -> State:
-    """Returns the state of a schedule beside source, queue and settings."""
-
-  @abc.abstractmethod
-  def _set_own_state(self, state: State) -> None:
-    """Sets what `_own_state` returned."""
-
-  def get_state(self) -> State:
-    """Returns the position after the last batch delivered."""
-    return {**self._base, 'emitted': self._emitted}
-
-  def set_state(self, state: State) -> None:
-    """Continues right after `state`. See `Schedule.set_state`."""
-    check_same(state, 'batches', 'read as many batches', self._batches)
-    check_same(state, self._settings_name, self._rule, self._words)
-    self._base = {
-      k: v for k, v in state.items() if k not in ('emitted', 'behind')
-    }
-    self._source.set_state(state['source'])
-    self._read, self._emitted = state['read'], 0
-    self._queue = None
-    if state['batch_size'] is not None:
-      self._queue = self._make_queue(state['batch_size'], state['queue'])
-    self._set_own_state(state)
-    for _ in range(state['emitted']):
-      next(self)
-    self._source.resumed()
-
-
-def check_batches(batches: int | None, where: str) -> None:
-  """Checks the number of the source's batches that a schedule reads.
-
-  Raises:
-    UserError: it is neither None nor a whole number of at least 0.
-  """
-  if batches is not None:
-    hint = 'leave it out to read all of the source'
-    check_whole(batches, 0, f'{where}, batches', hint)
-
-
 def check_same(state: State, name: str, rule: str, own: object) -> None:
   """Checks that a position is of a schedule with the same settings.
 
@@ -398,17 +259,3 @@ def check_same(state: State, name: str, rule: str, own: object) -> None:
       where=f'slipstream, {name}',
       hint='use what the run was started with',
     )
-
-
-def refuse_idle(batches: int) -> NoReturn:
-  """Raises the error of a source that returns nothing but padding.
-
-  Raises:
-    UserError: always.
-  """
-  raise UserError(
-    'a source must give examples of a weight above 0',
-    got=f'{batches} batches in a row without one',
-    where='train, source',
-    hint='look at its weights',
-  )

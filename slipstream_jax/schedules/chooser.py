@@ -7,12 +7,17 @@ import numpy as np
 
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
-from slipstream_jax.schedules.rebatch import select_examples, with_offset
+from slipstream_jax.schedules.rebatch import select_examples
 from slipstream_jax.schedules.scored import Scoring
-from slipstream_jax.schedules.settings import mode_named, Skip
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
-from slipstream_jax.selection import target
-from slipstream_jax.selection.base import ExampleFacts, Fit, fit, select
+from slipstream_jax.selection.base import (
+  check_clicks,
+  ExampleFacts,
+  Fit,
+  joined,
+  select,
+)
 from slipstream_jax.selection.hot import (
   noted,
   Recount,
@@ -22,29 +27,15 @@ from slipstream_jax.selection.hot import (
 )
 from slipstream_jax.selection.staleness import (
   check_alpha,
-  classify_places,
+  classify,
   exact_threshold,
-  ExampleKinds,
-  place_changes,
+  example_changes,
+  only_hot,
   Places,
   stale_rows,
 )
-from slipstream_jax.selection.target import (
-  counted,
-  decided,
-  due,
-  fits,
-  latest,
-  only_hot,
-  out_of_reach,
-  Progress,
-  refitted,
-  reported,
-  Sampled,
-  Target,
-  together,
-)
-from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
+from slipstream_jax.selection.target import DropTarget
+from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 
 class Decision(NamedTuple):
@@ -67,20 +58,19 @@ class Chooser:
     """Starts without a decision, among examples that look up `hot`."""
     self._hot, self._settings = hot, settings
     self._policy = settings.chosen_policy
-    self._mode = mode_named(settings.mode)
-    self._offsets = settings.offsets
+    self._mode = settings.chosen_mode
     self._compares_rows = settings.compares_rows
     self._alpha_checked = False
     self._decision: Decision | None = None
     cost = float(settings.auto_cost) if settings.finds_drop else None
     self._scoring = Scoring(scorer_named(settings.scorer), hot, cost)
-    self._sample: list[Sampled] = []
+    self._sample: list[tuple[Places, ExampleFacts]] = []
     asked = settings.target, settings.of_all, int(settings.refit)
-    self._asked, self._held = Target(*asked), Progress()
+    self._target = DropTarget(self._policy, *asked)
     self.event: dict[str, Any] | None = None
     self._recount = Recount(hot)
     self._recounts = settings.recounts
-    # Hot rows reassigned to another id since the last window opened.
+    # Which hot rows were reassigned since the last window opened.
     self._renewed: Bool[np.ndarray, ' H_and_1'] | None = None
 
   def choose(self, batch: Batch, phase: str, number: int) -> Batch:
@@ -92,16 +82,20 @@ class Chooser:
       number: of the batch in the source, which decides the random draws.
 
     Raises:
-      UserError: alpha is out of range for such lookups.
+      UserError: alpha is out of range for such lookups, or an offset cannot
+        correct the labels.
     """
     # The number of lookups is known with the first batch.
     if not self._alpha_checked:
       check_alpha(batch.lookups, self._settings.alpha)
       self._alpha_checked = True
-    # In all batches of a run, so that one program trains them all.
-    if self._offsets:
-      batch = with_offset(batch)
     settings = self._settings
+    if settings.offsets:
+      check_clicks(batch.labels, 'Batch.labels')
+      if batch.offset is None:
+        # In all batches of a run, so that one program trains them all.
+        none = np.zeros(len(batch.labels), np.float32)
+        batch = batch._replace(offset=none)
     self.event = None
     if settings.is_over(number - 1):
       return batch
@@ -118,55 +112,55 @@ class Chooser:
     # Scored even if nothing is skipped, because the scorer learns from it.
     places = self._hot.places(batch.lookups)
     scores = self._scoring.learn(batch) if scored else None
-    is_hot = self._is_hot(batch.lookups, places)
-    examples = Sampled(places, is_hot, batch.labels, scores)
+    hot = self._recount.hot
+    now = places if hot is self._hot else hot.places(batch.lookups)
+    is_hot = only_hot(now, len(hot.rows))
+    none = np.zeros(len(is_hot), np.float32)
+    # No row is stale here. If rows are compared, `_facts` finds those that are.
+    facts = ExampleFacts(is_hot, none > 0, none, batch.labels, scores)
     if phase == SETTLE:
-      self._sample.append(examples)
+      self._sample.append((places, facts))
     if not skips or self._decision is None:
       return batch
     fitted = self._fitted(self._decision)
-    facts = self._facts(examples, self._decision.stale)
+    facts = self._facts(places, facts, self._decision.stale)
     # Seeded by the batch's number, so that resuming draws the same.
     rng = np.random.default_rng((self._settings.seed, number))
     uniforms = rng.random(len(batch.labels), np.float32)
     chosen = select(self._policy, facts, fitted, uniforms)
     dropped = len(uniforms) - int(np.count_nonzero(chosen.keep))
-    held = counted(self._asked, self._held, facts, dropped)
-    self._held, short = reported(self._asked, held)
+    short = self._target.count(facts, dropped)
     if short is not None:
-      self.event = {'kind': 'missed', **short._asdict()}
+      self.event = {'kind': 'missed', **short}
     return select_examples(batch, chosen)
 
   def _fitted(self, decision: Decision) -> Fit:
     """Returns the fit for the next batch, a new one if it is due."""
-    if due(self._asked, self._held):
-      if self._policy.scored and self._scoring.due():
-        self.event = {'kind': 'scorer', **self._worth(latest(self._held))}
-      self._held, fitted = refitted(
-        self._policy, self._asked, self._held, decision.fitted
-      )
-      self._decision = decision._replace(fitted=fitted)
-      return fitted
-    return decision.fitted
+    if not self._target.is_due():
+      return decision.fitted
+    if self._policy.scored and self._scoring.due():
+      self.event = {'kind': 'scorer', **self._worth(self._target.latest())}
+    fitted = self._target.fit_again(decision.fitted)
+    self._decision = decision._replace(fitted=fitted)
+    return fitted
 
   def _worth(self, facts: ExampleFacts) -> dict[str, Any]:
     """Reports the quality of scores, and updates a drop target of 'auto'."""
-    drop, of_all, _ = self._asked
     if self._settings.finds_drop:
       drop, lost = self._scoring.may_drop(self._policy, facts)
-      self._asked = self._asked._replace(drop=drop)
+      self._target.drop = drop
       worth = self._scoring.report(drop)
       return worth | {'drop': drop, 'log_loss_lost': lost}
-    hot = 1.0 if of_all else float(np.mean(facts.hot))
-    return self._scoring.report(drop * hot)
+    hot = 1.0 if self._settings.of_all else float(np.mean(facts.hot))
+    return self._scoring.report(self._target.drop * hot)
 
-  def _facts(self, examples: Sampled, stale: np.ndarray) -> ExampleFacts:
-    if self._compares_rows:
-      kinds = classify_places(examples.places, stale, self._settings.alpha)
-    else:  # no row is stale, which is known without counting
-      none = np.zeros(len(examples.places), np.float32)
-      kinds = ExampleKinds(examples.hot, none > 0, none)
-    return ExampleFacts(*kinds, examples.labels, examples.scores)
+  def _facts(
+    self, places: Places, facts: ExampleFacts, stale: np.ndarray
+  ) -> ExampleFacts:
+    if not self._compares_rows:
+      return facts
+    kinds = classify(places, stale, self._settings.alpha)
+    return ExampleFacts(*kinds, facts.labels, facts.scores)
 
   def decide(
     self, moved: RowChange | None
@@ -177,10 +171,9 @@ class Chooser:
       moved: change of the hot rows in the window, or None if there was none.
 
     Returns:
-      The rows to freeze, or None if the mode freezes none, and the decision,
-      for the metrics. Where the sample allows no decision, its kind is
-      'undecided': no row is frozen, and no example is left out until a fit to
-      later examples succeeds.
+      The rows to freeze, or None if the mode freezes none, and the decision for
+      the metrics. Its kind is 'undecided' if the sample allows none. Then no
+      row is frozen, and no example is left out before a later fit succeeds.
     """
     settings, parts = self._settings, self._sample
     self.forget()
@@ -188,33 +181,37 @@ class Chooser:
     event: dict[str, Any] = {'examples_hot': 0.0, 'examples_stale': 0.0}
     possible = bool(parts)
     if parts:
-      sample = together(parts)
+      places = np.concatenate([places for places, _ in parts])
+      sample = joined([facts for _, facts in parts])
       hot = event['examples_hot'] = float(np.mean(sample.hot))
       if moved is not None:
-        threshold = self._threshold(moved, sample)
+        threshold = self._threshold(moved, places[sample.hot], hot)
         stale[:-1] = stale_rows(
           moved.change, threshold, moved.touches, settings.min_touches
         )
         if self._renewed is not None:
           stale &= ~self._renewed
-        event |= _in_numbers(moved, threshold, stale[:-1])
+        untouched = stale[:-1] & (moved.touches == 0)
+        event |= {
+          'threshold': threshold,
+          'rows_stale': int(np.count_nonzero(stale)),
+          'rows_stale_untouched': int(np.count_nonzero(untouched)),
+          'rows_touched': int(np.count_nonzero(moved.touches)),
+        }
         possible = hot > 0 or settings.threshold is not None
-      facts = self._facts(sample, stale)
+      facts = self._facts(places, sample, stale)
       event['examples_stale'] = float(np.mean(facts.stale))
       if self._mode.drops_examples:
         if self._policy.scored:
           event |= self._worth(facts)
-        possible = fits(self._policy, self._asked, facts)
+        possible = self._target.can_fit(facts)
         if possible:
-          drop, of_all, _ = self._asked
-          fitted = fit(self._policy, facts, drop, of_all)
-          missed = out_of_reach(self._policy, self._asked, facts, fitted)
-          event['missed'] = missed
+          fitted, event['missed'] = self._target.fit(facts)
     if not possible:
-      event['missed'] = self._asked.drop
+      event['missed'] = self._target.drop
     event['kind'] = 'decision' if possible else 'undecided'
     self._decision = Decision(stale, fitted)
-    self._held = decided(self._held, event['examples_hot'])
+    self._target.decided(event['examples_hot'])
     return (stale[:-1] if self._mode.freezes_rows else None), event
 
   def keep_all(self) -> None:
@@ -247,22 +244,22 @@ class Chooser:
     """Drops the sample."""
     self._sample = []
 
-  def _threshold(self, moved: RowChange, sample: Sampled) -> float:
-    """Returns the threshold, found from the drop target if it is not set.
+  def _threshold(
+    self, moved: RowChange, hot_places: Places, hot: float
+  ) -> float:
+    """Returns the threshold. Without hot examples it makes no row stale.
 
-    Without a hot example in the sample it is 0, which makes no row stale.
+    `hot` is the share of hot examples in the sample.
     """
     settings = self._settings
     if settings.threshold is not None:
       return settings.threshold
+    if not len(hot_places):
+      return 0.0
     # Rows that `stale_rows` leaves out must not count towards the target.
     known = moved.touches >= settings.min_touches
     change = self._hot.with_cold(np.where(known, moved.change, np.inf), -1)
-    some = sample.places[sample.hot]
-    if not len(some):
-      return 0.0
-    changes = place_changes(some, change, settings.alpha)
-    hot = len(some) / len(sample.hot)
+    changes = example_changes(hot_places, change, settings.alpha)
     return exact_threshold(changes, settings.stale_target(hot))
 
   def recount(self) -> None:
@@ -271,20 +268,16 @@ class Chooser:
     if self._recounts and self._decision is not None:
       self._recount = renewed(self._recount)
 
-  def _is_hot(self, lookups: Lookups, places: Places) -> np.ndarray:
-    if self._recount.hot is not self._hot:  # counted again
-      places = self._recount.hot.places(lookups)
-    return only_hot(places, len(self._hot.rows))
-
   def get_state(self) -> State:
     """Returns decision and scorer. Called only while there is no sample."""
     decision = self._decision
     return {
-      'decision': decision and _state_of(decision),
-      'drop': self._asked.drop,
+      'decision': decision
+      and {'stale': decision.stale, 'fitted': decision.fitted._asdict()},
+      'drop': self._target.drop,
       'scorer': self._scoring.get_state(),
       'renewed': self._renewed,
-      'held': target.state_of(self._held),
+      'held': self._target.get_state(),
       'recount': recount_state(self._recount, self._hot),
     }
 
@@ -295,25 +288,9 @@ class Chooser:
       decision['stale'], Fit(**decision['fitted'])
     )
     self._scoring.set_state(state['scorer'])
-    self._asked = self._asked._replace(drop=state['drop'])
+    self._target.drop = state['drop']
+    self._target.set_state(state['held'])
     self._renewed = state['renewed']
-    self._held, self.event = target.progress_of(state['held']), None
+    self.event = None
     self._recount = recount_of(state['recount'], self._hot)
     self.forget()
-
-
-def _in_numbers(
-  moved: RowChange, threshold: float, stale: Bool[np.ndarray, ' H']
-) -> dict[str, Any]:
-  """Returns the numbers of rows in a decision, for the metrics."""
-  untouched = stale & (moved.touches == 0)
-  return {
-    'threshold': threshold,
-    'rows_stale': int(np.count_nonzero(stale)),
-    'rows_stale_untouched': int(np.count_nonzero(untouched)),
-    'rows_touched': int(np.count_nonzero(moved.touches)),
-  }
-
-
-def _state_of(decision: Decision) -> State:
-  return {'stale': decision.stale, 'fitted': decision.fitted._asdict()}

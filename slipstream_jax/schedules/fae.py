@@ -7,13 +7,13 @@ At each swap the loss of held-out examples is compared with the loss at the swap
 before. If it has risen, R is halved. If it has fallen some times in a row, R is
 doubled.
 
-Each kind is read from its own position, so that only examples that fill no
-batch yet are kept. The batches of each kind are counted first, as FAE
-classifies all examples before it trains. Decisions depend on numbers of batches
-and on losses alone. One thing differs from the paper: a loss is of the step
-`settle` batches before the swap, so that no step waits for it.
+The batches of each kind are counted first, as FAE classifies all examples
+before it trains. Then each kind is read from its own position, so only examples
+that fill no batch yet are kept. One thing differs from the paper: a loss is of
+the step `settle` batches before the swap, so that no step waits for it.
 """
 
+import copy
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -52,18 +52,12 @@ class Rate(NamedTuple):
   floor: float = 1.0
   """Least R."""
 
-  def batches(self, total: int) -> int:
-    """Returns the batches of a run, of `total` of its kind."""
-    return max(1, math.ceil(total * self.percent / 100))
-
 
 class RateHistory(NamedTuple):
-  """State of the rate scheduler."""
+  """Loss at the swap before, and swaps in a row at which it has fallen."""
 
   loss: float | None = None
-  """Loss at the swap before."""
   fallen: int = 0
-  """Swaps in a row at which it has fallen."""
 
 
 def after_swap(
@@ -120,24 +114,20 @@ def fae(
   words = f'fae {batches} {passes} {settle} {scored} {[*map(float, rate)]}'
 
   def order(source: BatchSource, hot: HotRows, probe: Probe) -> FaeOrder:
-    loss = probe if scored else None
-    return FaeOrder(source, hot, loss, batches, rate, settle, words, passes)
+    how = batches, rate, settle, words, passes
+    return FaeOrder(source, hot, probe if scored else None, *how)
 
   def make(source: BatchSource, hot: HotRows | None, probe: Probe) -> Plain:
     assert hot is not None
     return Plain(order(source, hot, probe))
 
-  regrouping = Regrouping(
-    words,
-    order,
-    settle=settle if scored else None,
-    held_out=held_out,
-  )
+  asks = settle if scored else None
+  regrouping = Regrouping(words, order, settle=asks, held_out=held_out)
   return ScheduleSpec(make, needs_hot=True, regrouping=regrouping)
 
 
 class FaeOrder(Ordered):
-  """A source of the examples of another, in FAE's order.
+  """A source of the examples of another one in FAE's order.
 
   Attributes:
     swaps: number of times that a run of one kind followed one of the other.
@@ -179,12 +169,11 @@ class FaeOrder(Ordered):
 
   def _begin(self, position: State) -> None:
     """Begins a pass over the source, from a position of it."""
-    # Where each kind is read, and where the pass ends, once counted.
-    self._positions, self._after = [position, position], position
-    self._read = [0, 0]
+    # By kind, where it is read, batches read, and its batches in the pass.
+    self._positions, self._read = [position, position], [0, 0]
+    self._total, self._left = [0, 0], [0, 0]
     self._queues: list[Rebatcher] | None = None
-    self._total, self._left = [0, 0], [0, 0]  # batches of each kind
-    self._end = 0  # batches of the pass, once they were counted
+    self._after, self._end = position, 0  # end of the pass, once counted
     self._strip = 0  # batches left of the run
     self._at: int | None = None  # the kind that the source is read for
 
@@ -198,7 +187,7 @@ class FaeOrder(Ordered):
         self._passed += 1
         self._begin(self._after)
         return next(self)
-      self._next_strip()
+      self._next_run()
     assert self._kind is not None
     batch = self._take(self._kind)
     if self._given == self._scored:
@@ -211,26 +200,24 @@ class FaeOrder(Ordered):
 
   def _count(self) -> bool:
     """Counts the batches of each kind in the pass. False if there is none."""
-    start, size, counts = self._after, 0, np.zeros(2, int)
+    start, sizes, counts = self._after, [], np.zeros(2, int)
     self._source.set_state(start)
-    self._end = 0
     for batch in itertools.islice(self._source, self._batches):
-      self._end += 1
-      size = size or len(batch.labels)
-      counts += np.bincount(
-        is_popular(batch, self._hot)[batch.weights > 0], minlength=2
-      )
-    self._after = self._source.get_state()
+      sizes.append(len(batch.labels))
+      popular = is_popular(batch, self._hot)
+      counts += np.bincount(popular[batch.weights > 0], minlength=2)
+    after = self._source.get_state()
     self._source.set_state(start)
+    self._end = len(sizes)
     if not counts.sum():
-      self._after = start
       return False
+    self._after, size = after, sizes[0]
     self._total = [int(n) for n in -(-counts // size)]
     self._left = list(self._total)
     self._queues = [Rebatcher(size) for _ in counts]
     return True
 
-  def _next_strip(self) -> None:
+  def _next_run(self) -> None:
     kind = POPULAR if self._kind == OTHERS else OTHERS
     if not self._left[kind]:
       kind = 1 - kind
@@ -240,7 +227,7 @@ class FaeOrder(Ordered):
     self._kind = kind
     left = self._left[kind]
     alone = not self._left[1 - kind]  # the other kind is used up
-    length = self._rate.batches(self._total[kind])
+    length = max(1, math.ceil(self._total[kind] * self._rate.percent / 100))
     self._strip = left if alone else min(length, left)
     last = self._given + self._strip - self._settle
     self._scored = max(last, self._given) if self._probe else -1
@@ -272,11 +259,11 @@ class FaeOrder(Ordered):
 
   @property
   def counts(self) -> bool:
-    """Whether the last batch is of popular examples, which may be skipped."""
+    """Whether the last batch is of popular examples."""
     return self._kind == POPULAR
 
   def take_edge(self) -> dict[str, Any]:
-    """Returns the fields of `Edge` for the batch that is delivered now."""
+    """See `Ordered.take_edge`."""
     ask, self._ask = self._ask, None
     if ask is not None:
       self._losses.append([ask, self._delivered])
@@ -284,9 +271,11 @@ class FaeOrder(Ordered):
     return {'hot_here': self._kind == POPULAR, 'scores': ask}
 
   def get_state(self) -> State:
-    """Returns the whole state: resuming reads nothing again."""
+    """Returns the position. Resuming reads nothing again."""
     queues = self._queues
+    counts = {name: getattr(self, f'_{name}') for name in _COUNTS}
     return {
+      **copy.deepcopy(counts),
       'words': self._words,
       'positions': list(self._positions),
       'after': self._after,
@@ -294,8 +283,6 @@ class FaeOrder(Ordered):
       'batch_size': queues and queues[0].batch_size,
       'past': list(self._history),
       'percent': self._rate.percent,
-      'losses': [list(pair) for pair in self._losses],
-      **{name: _copy(getattr(self, f'_{name}')) for name in _COUNTS},
       'swaps': self.swaps,
     }
 
@@ -314,9 +301,8 @@ class FaeOrder(Ordered):
       self._queues = [Rebatcher(size, one) for one in state['queues']]
     self._history = RateHistory(*state['past'])
     self._rate = self._rate._replace(percent=state['percent'])
-    self._losses = [list(pair) for pair in state['losses']]
     for name in _COUNTS:
-      setattr(self, f'_{name}', _copy(state[name]))
+      setattr(self, f'_{name}', copy.deepcopy(state[name]))
     self.swaps = state['swaps']
 
   def resumed(self) -> None:
@@ -328,9 +314,5 @@ class FaeOrder(Ordered):
 
 _COUNTS = (
   *('read', 'total', 'left', 'end', 'strip', 'kind', 'given', 'scored'),
-  *('delivered', 'number', 'ask', 'passed'),
+  *('delivered', 'number', 'ask', 'passed', 'losses'),
 )
-
-
-def _copy(value: Any) -> Any:
-  return list(value) if isinstance(value, list) else value

@@ -9,7 +9,7 @@ They are trained whole, and the decision is made on them as a sample. They hide
 the time it takes to copy the rows' changes to the host, so that no step waits.
 
 All counts are of the source's batches, dropped examples included, except that
-of `Pending`. Phases depend on the batches read, and never on timing.
+of `Pending`.
 """
 
 from typing import NamedTuple
@@ -77,23 +77,8 @@ def phase_at(phases: Phases, batch: int) -> Phase:
   return Phase(SKIP, samples=since == phases.window)
 
 
-def closed_window(phases: Phases, pending: Pending | None) -> int | None:
-  """Returns the window of a pending decision, once it has closed. Else None.
-
-  It has closed once the batch that closes it was delivered.
-  """
-  if not phases.window or pending is None:
-    return None
-  # One less as soon as the batch that closes the window was delivered.
-  return pending.window if pending.left <= phases.settle else None
-
-
 def check_phases(phases: Phases, needs_window: bool) -> None:
   """Checks that the phases fit one another.
-
-  Args:
-    phases: to check.
-    needs_window: whether rows are to be compared.
 
   Raises:
     UserError: one is no whole number or too short, or a period too short for

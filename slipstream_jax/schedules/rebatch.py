@@ -1,4 +1,4 @@
-"""Cuts kept examples into batches: full ones, or one for each batch read."""
+"""Queues that cut kept examples into batches."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import numpy as np
 
 from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.base import MakeQueue, Regrouping, State
-from slipstream_jax.selection.base import check_clicks, Selection
+from slipstream_jax.selection.base import joined, Selection
+from slipstream_jax.selection.staleness import only_hot
 from slipstream_jax.types import Batch, HotRows
 
 _NONE = np.empty(0, np.int64)
@@ -22,7 +22,9 @@ class Rebatcher:
     waiting: number of examples in the queue.
   """
 
-  def __init__(self, batch_size: int, state: State | None = None) -> None:
+  def __init__(
+    self, batch_size: int, state: dict[str, Any] | None = None
+  ) -> None:
     """Starts with the examples of a state from `get_state`, or empty."""
     self.batch_size = batch_size
     self._parts: list[Batch] = []
@@ -30,12 +32,14 @@ class Rebatcher:
     # Reassigned rows, and for each the examples in the queue before it.
     self._fresh = self._before = _NONE
     if state is not None:
-      if state['queued'] is not None:
+      if state['queued']:
         self.put(Batch(**state['queued']))
-      self._fresh, self._before = state['fresh'], state['before']
+      self._fresh = state['fresh']
+      # Positions of batches that are not filled up did not have it.
+      self._before = state.get('before', np.zeros(len(self._fresh), np.int64))
 
   def put(self, examples: Batch) -> None:
-    """Appends examples in their order. They are not copied."""
+    """Appends examples in their order, without a copy."""
     if examples.fresh is not None:
       here = np.full(len(examples.fresh), self.waiting)
       self._fresh = np.concatenate([self._fresh, examples.fresh])
@@ -49,12 +53,15 @@ class Rebatcher:
     return self.waiting >= self.batch_size
 
   def take(self) -> Batch:
-    """Returns the next batch, padded with examples of weight 0 if needed.
+    """Returns the next batch, padded with examples of weight 0 if needed."""
+    return self._cut(self.batch_size)
+
+  def _cut(self, size: int) -> Batch:
+    """Removes the first examples, and returns them as a batch of that size.
 
     Its `fresh` rows are those of every batch put whose first example it has,
     and of batches without examples before it.
     """
-    size = self.batch_size
     whole = self._whole()
     assert whole is not None
     self._parts, self.waiting = [], 0
@@ -68,17 +75,116 @@ class Rebatcher:
   def _whole(self) -> Batch | None:
     """Returns all examples in one piece, or None if there are none."""
     if len(self._parts) > 1:
-      self._parts = [_joined(self._parts)]
+      self._parts = [joined(self._parts)]
     return self._parts[0] if self._parts else None
 
-  def get_state(self) -> State:
+  def get_state(self) -> dict[str, Any]:
     """Returns all examples in the queue."""
-    whole = self._whole()
+    whole, queued = self._whole(), None
+    if whole is not None:
+      queued = {k: v for k, v in whole._asdict().items() if v is not None}
+    return {'queued': queued, 'fresh': self._fresh, 'before': self._before}
+
+
+class Alone(Rebatcher):
+  """A queue that returns each batch as it was put. It holds one at most."""
+
+  def ready(self) -> bool:
+    """Whether there is a batch."""
+    return self.waiting > 0
+
+  def take(self) -> Batch:
+    """Returns the batch, with the fresh rows of batches without examples."""
+    return self._cut(self.waiting)
+
+
+class PopularFirst(Rebatcher):
+  """A queue of batches in order, with popular examples first in each."""
+
+  def __init__(
+    self, hot: HotRows, batch_size: int, state: dict[str, Any] | None = None
+  ) -> None:
+    """Starts with the examples of a state from `get_state`, or empty."""
+    super().__init__(batch_size, state)
+    self._hot = hot
+
+  def take(self) -> Batch:
+    """Returns the next batch, with its padding last."""
+    batch = super().take()
+    kind = np.where(is_popular(batch, self._hot), 0, 1)
+    kind[batch.weights == 0] = 2
+    order = np.argsort(kind, kind='stable')
+    return batch.map(lambda column: column.take(order, axis=0))
+
+
+class WorkingSets:
+  """A queue that regroups W batches' worth of examples at a time.
+
+  Attributes:
+    longest: most examples that one of its two queues has held.
+  """
+
+  def __init__(
+    self,
+    working_set: int,
+    hot: HotRows,
+    batch_size: int,
+    state: dict[str, Any] | None = None,
+  ) -> None:
+    """Starts with the examples of a state from `get_state`, or empty."""
+    self.batch_size, self._hot, self._set = batch_size, hot, working_set
+    queued = (None, None) if state is None else state['queued']
+    self._queues = [Rebatcher(batch_size, one) for one in queued]
+    # Examples put since the last set, and the full batches of that set that
+    # are due: popular ones, then others.
+    self._gathered: int = 0 if state is None else state['gathered']
+    self._due: list[int] = [0, 0] if state is None else list(state['due'])
+    self.longest = 0
+
+  @property
+  def waiting(self) -> int:
+    """Number of examples in the queue."""
+    return sum(queue.waiting for queue in self._queues)
+
+  def put(self, examples: Batch) -> None:
+    """Appends up to B examples.
+
+    Raises:
+      UserError: rows were reassigned to other ids.
+    """
+    popular = is_popular(examples, self._hot)
+    for queue, which in zip(self._queues, (popular, ~popular), strict=True):
+      queue.put(select(examples, which))
+      self.longest = max(self.longest, queue.waiting)
+    self._gathered += len(popular)
+    # The next B examples might be more than W batches' worth.
+    if self._gathered > (self._set - 1) * self.batch_size:
+      self._gathered = 0
+      self._due = [q.waiting // self.batch_size for q in self._queues]
+
+  def ready(self) -> bool:
+    """Whether full batches of the last working set are left."""
+    return any(self._due)
+
+  def take(self) -> Batch:
+    """Returns the next batch of the set, or of all examples at the end."""
+    if not self.ready():
+      return self._queues[0 if self._queues[0].waiting else 1].take()
+    kind = 0 if self._due[0] else 1
+    self._due[kind] -= 1
+    return self._queues[kind].take()
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns all examples, and how many batches are due."""
     return {
-      'queued': None if whole is None else _without_none(whole),
-      'fresh': self._fresh,
-      'before': self._before,
+      'queued': [queue.get_state() for queue in self._queues],
+      'gathered': self._gathered,
+      'due': list(self._due),
     }
+
+
+Queue = Rebatcher | WorkingSets
+"""Examples that wait to be cut into batches, in an order of its own."""
 
 
 SIZES = 8
@@ -93,13 +199,12 @@ def alone(
   corrected: bool,
   multiple: int = 1,
 ) -> tuple[Batch, float]:
-  """Pads the kept examples of one batch to one of `SIZES` sizes.
+  """Pads the kept examples of one batch to a multiple of B / `SIZES`.
 
-  The sizes are multiples of an eighth of `batch_size`. A step divides the sum
-  of its losses by the size of the batch, so the weights must be scaled. If the
-  kept examples are weighted to represent the dropped ones, the sum is divided
-  by `batch_size`, else by the number of kept examples. No bit changes of a
-  batch of which all is kept.
+  A step divides the sum of its losses by the size of the batch, so the weights
+  must be scaled. If the kept examples represent the dropped ones, the sum is
+  divided by `batch_size`, else by the number of kept examples. A batch of which
+  all is kept does not change.
 
   Args:
     kept: the examples, none of them padding.
@@ -120,81 +225,6 @@ def alone(
   return pad_batch(kept, size), scale
 
 
-class Alone:
-  """A queue that returns each batch as it was put: see `alone`.
-
-  Attributes:
-    batch_size: B, of the source.
-    waiting: number of examples in the queue, padding included.
-  """
-
-  def __init__(self, batch_size: int, state: State | None = None) -> None:
-    """Starts with the batches of a state from `get_state`, or empty."""
-    self.batch_size = batch_size
-    self._parts: list[Batch] = []
-    self.waiting = 0
-    self._fresh = _NONE  # reassigned rows that no batch has yet
-    if state is not None:
-      for part in state['queued']:
-        self.put(Batch(**part))
-      self._fresh = np.concatenate([self._fresh, state['fresh']])
-
-  def put(self, examples: Batch) -> None:
-    """Appends a batch, or only its fresh rows if it has no examples."""
-    if examples.fresh is not None:
-      self._fresh = np.concatenate([self._fresh, examples.fresh])
-    if len(examples.labels):
-      fresh = self._fresh if len(self._fresh) else None
-      self._parts.append(examples._replace(fresh=fresh))
-      self._fresh = _NONE
-      self.waiting += len(examples.labels)
-
-  def ready(self) -> bool:
-    """Whether there is a batch."""
-    return bool(self._parts)
-
-  def take(self) -> Batch:
-    """Returns the next batch."""
-    batch = self._parts.pop(0)
-    self.waiting -= len(batch.labels)
-    return batch
-
-  def get_state(self) -> State:
-    """Returns all examples in the queue."""
-    queued = [_without_none(part) for part in self._parts]
-    return {'queued': queued, 'fresh': self._fresh}
-
-
-def _without_none(batch: Batch) -> State:
-  return {k: v for k, v in batch._asdict().items() if v is not None}
-
-
-def check_order(regrouping: Regrouping | None, refill: bool) -> None:
-  """Checks that batches are filled up again if a queue reorders examples.
-
-  Raises:
-    UserError: they are not.
-  """
-  if not refill and regrouping is not None and regrouping.queue is not None:
-    raise UserError(
-      'batches that are not filled up again go in the order of the source',
-      got=f'refill {refill}, and {regrouping.name}',
-      where='Skip.refill',
-      hint='set it to True, or take a system that keeps the order',
-    )
-
-
-def queue_of(
-  regrouping: Regrouping | None, hot: HotRows, refill: bool = True
-) -> MakeQueue:
-  """Returns the function that makes the queue of a regrouping."""
-  if not refill:
-    return Alone
-  if regrouping is None or regrouping.queue is None:
-    return Rebatcher
-  return regrouping.queue(hot)
-
-
 def real_examples(batch: Batch) -> Batch:
   """Returns the examples that are not padding."""
   real = batch.weights > 0
@@ -203,11 +233,7 @@ def real_examples(batch: Batch) -> Batch:
 
 def is_popular(batch: Batch, hot: HotRows) -> Bool[np.ndarray, ' B']:
   """Returns which examples look up hot rows only."""
-  places = hot.places(batch.lookups)
-  axes = tuple(range(1, places.ndim))
-  # Cold rows have the largest place, H, and padding the smallest, -1.
-  popular: np.ndarray = places.max(axis=axes, initial=-1) < len(hot.rows)
-  return popular
+  return only_hot(hot.places(batch.lookups), len(hot.rows))
 
 
 def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
@@ -228,18 +254,6 @@ def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
   return batch.map(lambda column: column.take(index, axis=0))
 
 
-def with_offset(batch: Batch) -> Batch:
-  """Returns the batch with an offset, of 0 if it has none.
-
-  Raises:
-    UserError: a label is neither 0 nor 1.
-  """
-  check_clicks(batch.labels, 'Batch.labels')
-  if batch.offset is not None:
-    return batch
-  return batch._replace(offset=np.zeros(len(batch.labels), np.float32))
-
-
 def select_examples(batch: Batch, selection: Selection) -> Batch:
   """Returns the kept examples, with weights multiplied and offsets added."""
   weights = batch.weights * selection.weight
@@ -252,13 +266,3 @@ def select_examples(batch: Batch, selection: Selection) -> Batch:
   if len(index) == len(selection.keep):
     return batch
   return batch.map(lambda column: column.take(index, axis=0))
-
-
-def _joined(parts: list[Batch]) -> Batch:
-  """Joins batches in their order."""
-  # A column is in all batches of a source or in none. None has fresh rows.
-  joined: list[Any] = [
-    None if column[0] is None else np.concatenate(column)
-    for column in zip(*parts, strict=True)
-  ]
-  return Batch(*joined)

@@ -1,8 +1,4 @@
-"""Runs a scorer and estimates how good its scores are and what may be dropped.
-
-Where the drop target is found while training, a second scorer learns from one
-example in four: see `selection/gain.py`.
-"""
+"""Runs a scorer, and reports what its scores are worth: `selection/gain.py`."""
 
 from typing import Any
 
@@ -23,7 +19,11 @@ FIRST = 1 << 14
 
 
 class Scoring:
-  """A scorer that scores each batch of the source once and learns from it."""
+  """A scorer that scores each batch of the source once and learns from it.
+
+  If the drop target is found while training, a second one learns from fewer
+  examples.
+  """
 
   def __init__(
     self, make: ScorerFn, hot: HotRows, auto_cost: float | None
@@ -43,8 +43,8 @@ class Scoring:
     self._shape: tuple[int, int] | None = None
     self._scorers: tuple[Scorer, ...] = ()
     self._seen, self._reported = 0, 0
-    self._whole, self._recent = gain.Tally(), gain.Tally()
-    self._lag = gain.Lag()
+    self._whole = self._recent = gain.NO_COUNTS
+    self._lag = np.zeros(3)
 
   def learn(self, batch: Batch) -> Float[np.ndarray, ' n']:
     """Returns click probabilities, and learns from every example.
@@ -60,15 +60,16 @@ class Scoring:
     columns = batch.lookups, batch.dense, batch.labels
     scores = _checked(self._scorers[0].learn(*columns), len(batch.labels))
     counted = gain.tally(batch.labels, scores)
-    self._whole += counted
-    self._recent = gain.fading(self._recent + counted)
+    self._whole = self._whole + counted
+    recent = self._recent + counted
+    self._recent = gain.faded(recent, recent.sum())
     if len(self._scorers) > 1:
       # By their numbers in the source, not in the batch.
       every = slice(-self._seen % gain.FEWER, None, gain.FEWER)
       some = [column[every] for column in columns]
       fewer = _checked(self._scorers[1].learn(*some), len(some[0]))
-      lagging = gain.lag(some[-1], scores[every], fewer)
-      self._lag = gain.faded(self._lag + lagging)
+      lagging = self._lag + gain.lag(some[-1], scores[every], fewer)
+      self._lag = gain.faded(lagging, lagging[0] * gain.FEWER)
     self._seen += len(batch.labels)
     return scores
 
@@ -84,11 +85,7 @@ class Scoring:
     return self._seen >= max(FIRST, GROWN * self._reported)
 
   def report(self, drop: float) -> dict[str, Any]:
-    """Returns the quality of the scores so far, for the metrics.
-
-    Args:
-      drop: the share of all examples to drop.
-    """
+    """Returns the quality of the scores, if this share of all is dropped."""
     self._reported = self._seen
     noise = gain.noise_of(self._recent)
     kept = min(max(1 - drop, 0.01), 1.0)
@@ -106,9 +103,7 @@ class Scoring:
   ) -> tuple[float, float]:
     """Returns the drop target that the cost allows, and its cost in log loss.
 
-    Args:
-      policy: which drops them.
-      facts: of examples drawn at random, with scores.
+    `facts` are of examples drawn at random.
     """
     loss, half = gain.log_loss(self._recent), gain.cost_of_half(self._lag)
     if facts.scores is None or loss is None or self._auto_cost is None:
@@ -139,9 +134,9 @@ class Scoring:
       'scorers': [scorer.get_state() for scorer in self._scorers],
       'seen': self._seen,
       'told': self._reported,
-      'whole': self._whole.counts,
-      'recent': self._recent.counts,
-      'lag': list(self._lag),
+      'whole': self._whole,
+      'recent': self._recent,
+      'lag': self._lag.tolist(),
     }
 
   def set_state(self, state: State | None) -> None:
@@ -154,9 +149,8 @@ class Scoring:
     for i, learned in enumerate(state['scorers']):
       self._scorers[i].set_state(learned)
     self._seen, self._reported = state['seen'], state['told']
-    self._whole = gain.Tally(state['whole'])
-    self._recent = gain.Tally(state['recent'])
-    self._lag = gain.Lag(*state['lag'])
+    self._whole, self._recent = state['whole'], state['recent']
+    self._lag = np.array(state['lag'], np.float64)
 
 
 def _complete(scorer: Any) -> Scorer:

@@ -33,17 +33,6 @@ MODES: dict[str, Mode] = {
 """All modes by name."""
 
 
-def mode_named(mode: Mode | str) -> Mode:
-  """Returns a mode given by itself, or by its name in `MODES`.
-
-  Raises:
-    UserError: there is no mode of that name.
-  """
-  if isinstance(mode, Mode):
-    return mode
-  return choose(MODES, mode, 'Skip.mode')
-
-
 OF = {'all': True, 'hot': False}
 """Whether the drop target is a share of all examples, by `drop_of`."""
 
@@ -89,6 +78,8 @@ class Skip(NamedTuple):
   auto_cost: float = 0.001
   """Share of the log loss that dropping may cost, with drop='auto'."""
 
+  # The properties are of settings that `check_settings` accepts.
+
   @property
   def finds_drop(self) -> bool:
     """Whether the drop target is found while training."""
@@ -100,12 +91,15 @@ class Skip(NamedTuple):
     return 0.0 if self.finds_drop else float(self.drop)
 
   @property
-  def chosen_policy(self) -> Policy:
-    """Policy with the uniform part of these settings.
+  def chosen_mode(self) -> Mode:
+    """Mode of that name."""
+    if isinstance(self.mode, Mode):
+      return self.mode
+    return choose(MODES, self.mode, 'Skip.mode')
 
-    Raises:
-      UserError: there is no policy of that name.
-    """
+  @property
+  def chosen_policy(self) -> Policy:
+    """Policy with the uniform part of these settings."""
     policy = policy_named(self.policy)
     if self.uniform is None:
       return policy
@@ -113,11 +107,7 @@ class Skip(NamedTuple):
 
   @property
   def of_all(self) -> bool:
-    """Whether the drop target is a share of all examples.
-
-    Raises:
-      UserError: `drop_of` is neither 'all' nor 'hot'.
-    """
+    """Whether the drop target is a share of all examples."""
     return choose(OF, self.drop_of, 'Skip.drop_of')
 
   def stale_target(self, hot: float = 1.0) -> float:
@@ -125,62 +115,46 @@ class Skip(NamedTuple):
 
     Args:
       hot: share of hot examples among all, above 0.
-
-    Raises:
-      UserError: there is no mode or policy of that name.
     """
     target = self.target
     if self.of_all:  # there may be fewer hot examples than that
       target = min(1.0, target / hot)
-    if not mode_named(self.mode).drops_examples:
+    if not self.chosen_mode.drops_examples:
       return target
-    return policy_named(self.policy).stale_target(target)
+    return self.chosen_policy.stale_target(target)
 
   @property
   def compares_rows(self) -> bool:
-    """Whether skipping depends on how far rows moved.
-
-    Raises:
-      UserError: as `stale_target`.
-    """
-    if mode_named(self.mode).freezes_rows or self.threshold is not None:
+    """Whether skipping depends on how far rows moved."""
+    if self.chosen_mode.freezes_rows or self.threshold is not None:
       return True
     return self.stale_target() > 0
 
   @property
   def offsets(self) -> bool:
-    """Whether batches carry an offset, which corrects for dropped examples.
+    """Whether batches carry an offset, which corrects for dropped examples."""
+    corrects = self.chosen_policy.correction == 'offset'
+    return self.chosen_mode.drops_examples and corrects
 
-    Raises:
-      UserError: as `stale_target`.
-    """
-    policy, mode = policy_named(self.policy), mode_named(self.mode)
-    return mode.drops_examples and policy.correction == 'offset'
+  @property
+  def recounts(self) -> bool:
+    """Whether hot examples are those of rows that are counted again."""
+    # Where rows are compared, the watched rows are the hot ones. Where all
+    # examples are thinned alike, it does not matter which are hot.
+    asks = not (self.chosen_policy.thins_cold and self.of_all)
+    drops = self.chosen_mode.drops_examples and not self.compares_rows
+    return bool(self.refit and self.phases.period and asks and drops)
 
   def is_over(self, batch: int) -> bool:
     """Whether skipping has ended before the source's batch number `batch`."""
     return self.until is not None and batch >= self.until
 
-  @property
-  def recounts(self) -> bool:
-    """Whether hot examples are those of rows that are counted again.
-
-    Raises:
-      UserError: as `stale_target`.
-    """
-    # Where rows are compared, the watched rows are the hot ones. Where all
-    # examples are thinned alike, it does not matter which are hot.
-    policy = policy_named(self.policy)
-    asks = not (policy.thins_cold and self.of_all)
-    drops = mode_named(self.mode).drops_examples and not self.compares_rows
-    return bool(self.refit and self.phases.period and asks and drops)
-
   def in_words(self) -> str:
     """Returns all settings as text, which positions hold for a comparison."""
     # Converted first, so that equal settings of other types read alike.
     values = self._asdict() | {
-      'mode': mode_named(self.mode).name,
-      'policy': policy_named(self.policy).name,
+      'mode': self.chosen_mode.name,
+      'policy': self.chosen_policy.name,
       'drop': self.drop if self.finds_drop else self.target,
       'scorer': in_words(self.scorer),
       'auto_cost': float(self.auto_cost),
@@ -190,30 +164,51 @@ class Skip(NamedTuple):
     return ', '.join(f'{key} {value}' for key, value in values.items())
 
 
+_AT_LEAST = {'min_touches': 0, 'seed': 0, 'alpha': 1, 'refit': 0, 'until': 0}
+
+
 def check_settings(settings: Skip) -> None:
   """Checks all that can be checked before the first batch.
 
   Raises:
     UserError: an invalid combination of settings.
   """
-  mode = mode_named(settings.mode)
-  policy_named(settings.policy)
+
+  def check(name: str, good: bool, rule: str, hint: str) -> None:
+    if not good:
+      got = repr(getattr(settings, name))
+      raise UserError(rule, got=got, where=f'Skip.{name}', hint=hint)
+
+  mode, policy = settings.chosen_mode, policy_named(settings.policy)
   choose(OF, settings.drop_of, 'Skip.drop_of')
-  target, threshold = settings.drop, settings.threshold
-  if settings.finds_drop:
-    _check_auto(settings)
-  else:
-    check_drop_target(target, 'Skip.drop')
-  scorer_named(settings.scorer)
-  _check_cost(settings.auto_cost)
-  given = threshold is not None
-  if given and not (isinstance(threshold, Real) and threshold >= 0):
+  if not settings.finds_drop:
+    check_drop_target(settings.drop, 'Skip.drop')
+  elif not (
+    mode.drops_examples
+    and settings.of_all
+    and policy.scored
+    and not policy.stale_target(0.5)
+  ):
     raise UserError(
-      'the threshold must be at least 0',
-      got=repr(threshold),
-      where='Skip.threshold',
-      hint='leave it out to have it found from the drop target',
+      "drop 'auto' leaves out a share of all examples by their scores alone",
+      got=f'policy {policy.name}, mode {mode.name}, drop_of {settings.drop_of}',
+      where='Skip.drop',
+      hint='take a policy such as surprise, or give a share',
     )
+  scorer_named(settings.scorer)
+  check(
+    'auto_cost',
+    isinstance(settings.auto_cost, Real) and 0 < settings.auto_cost < 1,
+    'the cost of dropping must be a share of the log loss, in (0, 1)',
+    'leave it at 0.001',
+  )
+  threshold, uniform = settings.threshold, settings.uniform
+  check(
+    'threshold',
+    threshold is None or (isinstance(threshold, Real) and threshold >= 0),
+    'the threshold must be at least 0',
+    'leave it out to have it found from the drop target',
+  )
   for name, least in _AT_LEAST.items():
     value = getattr(settings, name)
     counts = value if name == 'alpha' and isinstance(value, tuple) else (value,)
@@ -221,59 +216,22 @@ def check_settings(settings: Skip) -> None:
     for count in () if left_out else counts:
       hint = 'pick another one, such as 1'
       check_whole(count, least, f'Skip.{name}', hint)
-  _check_batches(settings, mode)
+  check(
+    'refill',
+    isinstance(settings.refill, bool | np.bool),
+    'refill must be True or False',
+    'pick one of them',
+  )
+  check(
+    'uniform',
+    uniform is None or (isinstance(uniform, Real) and 0 <= uniform <= 1),
+    'the uniform part of a probability must be in [0, 1]',
+    'give 0.25, or leave it out',
+  )
+  check(
+    'until',
+    settings.until is None or mode.drops_examples,
+    f'until goes with a mode that leaves examples out, not {mode.name}',
+    'leave it out',
+  )
   check_phases(settings.phases, settings.compares_rows)
-
-
-_AT_LEAST = {'min_touches': 0, 'seed': 0, 'alpha': 1, 'refit': 0, 'until': 0}
-
-
-def _check_batches(settings: Skip, mode: Mode) -> None:
-  """Checks `refill`, `uniform` and `until`."""
-  if not isinstance(settings.refill, bool | np.bool):
-    raise UserError(
-      'refill must be True or False',
-      got=repr(settings.refill),
-      where='Skip.refill',
-      hint='pick one of them',
-    )
-  uniform = settings.uniform
-  share = isinstance(uniform, Real) and 0 <= float(uniform) <= 1
-  if not (uniform is None or share):
-    raise UserError(
-      'the uniform part of a probability must be in [0, 1]',
-      got=repr(uniform),
-      where='Skip.uniform',
-      hint='give 0.25, or leave it out',
-    )
-  if settings.until is not None and not mode.drops_examples:
-    raise UserError(
-      f'until goes with a mode that leaves examples out, not {mode.name}',
-      got=settings.until,
-      where='Skip.until',
-      hint='leave it out',
-    )
-
-
-def _check_auto(settings: Skip) -> None:
-  """Checks that the cost of dropping can be estimated."""
-  policy, mode = policy_named(settings.policy), mode_named(settings.mode)
-  scored = policy.scored and not policy.stale_target(0.5)
-  if not (scored and mode.drops_examples and settings.of_all):
-    raise UserError(
-      "drop 'auto' leaves out a share of all examples by their scores alone",
-      got=f'policy {policy.name}, mode {mode.name}, drop_of {settings.drop_of}',
-      where='Skip.drop',
-      hint='take a policy such as surprise, or give a share',
-    )
-
-
-def _check_cost(cost: object) -> None:
-  """Checks that `auto_cost` is a share of the log loss."""
-  if not (isinstance(cost, Real) and 0 < float(cost) < 1):
-    raise UserError(
-      'what dropping may cost must be a share of the log loss, in (0, 1)',
-      got=repr(cost),
-      where='Skip.auto_cost',
-      hint='leave it at 0.001',
-    )

@@ -9,23 +9,19 @@ import time
 from typing import Any
 
 from slipstream_jax.data.source import BatchSource
-from slipstream_jax.errors import UserError
-from slipstream_jax.schedules import rebatch
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import (
-  check_batches,
+  check_same,
   Edge,
   Probe,
-  Queue,
-  Queued,
-  refuse_idle,
   Regrouping,
+  Schedule,
   Scheduled,
   ScheduleSpec,
   State,
 )
 from slipstream_jax.schedules.chooser import Chooser
 from slipstream_jax.schedules.phases import (
-  closed_window,
   Pending,
   Phase,
   phase_at,
@@ -33,6 +29,13 @@ from slipstream_jax.schedules.phases import (
   SKIP,
   WARM_UP,
   WINDOW,
+)
+from slipstream_jax.schedules.rebatch import (
+  Alone,
+  alone,
+  Queue,
+  real_examples,
+  Rebatcher,
 )
 from slipstream_jax.schedules.settings import check_settings, Skip
 from slipstream_jax.types import Batch, HotRows
@@ -52,15 +55,24 @@ def slipstream(
   Args:
     settings: what to skip, and when.
     batches: of the source to read before the schedule ends. None: all.
-    regrouping: changes the order of examples, as of another schedule.
+    regrouping: how another schedule changes the order of examples.
     multiple: divides the size of each batch.
 
   Raises:
     UserError: an invalid combination of settings.
   """
   check_settings(settings)
-  rebatch.check_order(regrouping, settings.refill)
-  check_batches(batches, 'slipstream')
+  cuts = regrouping is not None and regrouping.queue is not None
+  if regrouping is not None and cuts and not settings.refill:
+    raise UserError(
+      'batches that are not filled up again go in the order of the source',
+      got=f'refill {settings.refill}, and {regrouping.name}',
+      where='Skip.refill',
+      hint='set it to True, or take a system that keeps the order',
+    )
+  if batches is not None:
+    hint = 'leave it out to read all of the source'
+    check_whole(batches, 0, 'slipstream, batches', hint)
 
   def make(
     source: BatchSource, hot: HotRows | None, probe: Probe
@@ -75,8 +87,12 @@ def slipstream(
   return ScheduleSpec(make, True, settle, regrouping, settings.offsets)
 
 
-class Slipstream(Queued):
-  """The schedule that `slipstream` makes from valid settings."""
+class Slipstream(Schedule):
+  """The schedule that `slipstream` makes from valid settings.
+
+  A position is a whole state and the number of batches delivered since then.
+  Resuming reads the batches after the whole state again.
+  """
 
   def __init__(
     self,
@@ -89,17 +105,19 @@ class Slipstream(Queued):
     multiple: int = 1,
   ) -> None:
     """Takes over `source`, whose batches have one size but for the last."""
-    more = '' if regrouping is None else f', {regrouping.name}'
-    words = settings.in_words() + more
-    make_queue = rebatch.queue_of(regrouping, hot, settings.refill)
-    same = 'settings', 'skip by the same settings', words
-    super().__init__(source, make_queue, batches, same)
+    super().__init__(source)
+    self._hot, self._probe = hot, probe
+    self._settings, self._batches = settings, batches
+    self._regrouping, self._multiple = regrouping, multiple
+    self._words = settings.in_words()
+    if regrouping is not None:
+      self._words += f', {regrouping.name}'
     self._chooser = Chooser(hot, settings)
-    self._probe, self._settings = probe, settings
-    self._sizes = settings.chosen_policy.correction != 'none', multiple
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
+    self._queue: Queue | None = None  # made when the first batch comes
+    self._read = self._emitted = 0
     self._nothing = 0  # batches in a row of which nothing was kept
     self._phased = 0  # batches that phases count
     self._counts = True  # whether the last batch is one of them
@@ -110,10 +128,16 @@ class Slipstream(Queued):
     self._marks: dict[str, Any] = {'seen': 0, 'dropped': 0}
     # The source's position after the last batch delivered, from which another
     # schedule may continue. None where its batches were put in another order.
-    self._knows_source = regrouping is None or regrouping.order is None
     self._behind: State | None = None
-    self._remember(self._source.get_state())
-    self._note_source()
+    self._base: State = {}
+    self._remember(self._note_source())
+
+  def _new_queue(self, batch_size: int, state: State | None = None) -> Queue:
+    if not self._settings.refill:
+      return Alone(batch_size, state)
+    if self._regrouping is None or self._regrouping.queue is None:
+      return Rebatcher(batch_size, state)
+    return self._regrouping.queue(self._hot, batch_size, state)
 
   def __next__(self) -> Scheduled:
     while self._queue is None or not self._queue.ready():
@@ -133,13 +157,16 @@ class Slipstream(Queued):
 
   def _note_source(self) -> State:
     source: State = self._source.get_state()
-    self._behind = source if self._knows_source else None
+    reorders = self._regrouping is not None and self._regrouping.order
+    self._behind = None if reorders else source
     return source
 
   def _read_one(self) -> bool:
     """Reads a batch of the source into the queue. False if none is left."""
     position = self._source.get_state()
-    batch = self._next_of_source()
+    if self._read == self._batches:
+      return False
+    batch = next(self._source, None)
     if batch is None:
       return False
     # Examples that look up cold rows only are not skipped.
@@ -154,8 +181,9 @@ class Slipstream(Queued):
     if due:
       self._decide()
     self._remember_if_due(phase, due, position)
-    queue = self._queue_of(len(batch.labels))
-    self._take_in(rebatch.real_examples(batch), phase, queue)
+    if self._queue is None:
+      self._queue = self._new_queue(len(batch.labels))
+    self._take_in(real_examples(batch), phase, self._queue)
     return True
 
   # With windows, batches count when they are delivered, because only a step
@@ -204,7 +232,8 @@ class Slipstream(Queued):
     seen, trained = len(batch.labels), len(kept.labels)
     if not self._settings.refill:
       size = queue.batch_size
-      kept, scale = rebatch.alone(kept, seen, size, *self._sizes)
+      corrected = self._settings.chosen_policy.correction != 'none'
+      kept, scale = alone(kept, seen, size, corrected, self._multiple)
       self._marks |= {'scale': scale, 'batch_size': size}
     queue.put(kept)
     self._marks['seen'] += seen
@@ -229,7 +258,12 @@ class Slipstream(Queued):
       UserError: the drop target is 1, or the source gives nothing but padding.
     """
     if not self._marks['dropped']:
-      refuse_idle(self._nothing)
+      raise UserError(
+        'a source must give examples of a weight above 0',
+        got=f'{self._nothing} batches in a row without one',
+        where='train, source',
+        hint='look at its weights',
+      )
     target = self._settings.target
     if target == 1:
       raise UserError(
@@ -270,8 +304,17 @@ class Slipstream(Queued):
     if phase.opens or decided or (due and quiet):
       self._remember(source)
 
-  def _own_state(self) -> State:
-    return {
+  def _remember(self, source: State) -> None:
+    """Makes the state of now, with a position of the source, the whole one."""
+    queue = self._queue
+    self._emitted = 0
+    self._base = {
+      'settings': self._words,
+      'batches': self._batches,
+      'source': source,
+      'read': self._read,
+      'queue': None if queue is None else queue.get_state(),
+      'batch_size': None if queue is None else queue.batch_size,
       'phased': self._phased,
       'nothing': self._nothing,
       'edge': dict(self._edge),
@@ -282,15 +325,7 @@ class Slipstream(Queued):
 
   def get_state(self) -> State:
     """Returns the position after the last batch delivered."""
-    return super().get_state() | {'behind': self._behind}
-
-  def _set_own_state(self, state: State) -> None:
-    self._phased = state.get('phased', self._read)
-    self._edge, self._marks = dict(state['edge']), dict(state['marks'])
-    self._frozen = state['frozen']
-    self._pending, self._nothing = None, state['nothing']
-    self._chooser.set_state(state['chooser'])
-    self._note_source()
+    return {**self._base, 'emitted': self._emitted, 'behind': self._behind}
 
   def set_state(self, state: State) -> None:
     """Continues right after `state`. Reads at most a period again.
@@ -299,8 +334,31 @@ class Slipstream(Queued):
       UserError: it is of a run with other settings or another end, or the
         probe does not know what rows did in a window closed before `state`.
     """
-    super().set_state(state)
-    self._probe.resume(closed_window(self._phases, self._pending))
+    check_same(state, 'batches', 'read as many batches', self._batches)
+    check_same(state, 'settings', 'skip by the same settings', self._words)
+    self._base = {
+      k: v for k, v in state.items() if k not in ('emitted', 'behind')
+    }
+    self._source.set_state(state['source'])
+    self._queue = None
+    if state['batch_size'] is not None:
+      self._queue = self._new_queue(state['batch_size'], state['queue'])
+    self._read, self._emitted = state['read'], 0
+    self._phased = state.get('phased', self._read)
+    self._edge, self._marks = dict(state['edge']), dict(state['marks'])
+    self._frozen = state['frozen']
+    self._pending, self._nothing = None, state['nothing']
+    self._chooser.set_state(state['chooser'])
+    self._note_source()
+    for _ in range(state['emitted']):
+      next(self)
+    self._source.resumed()
+    window = None
+    if self._phases.window and self._pending is not None:
+      # One less was left as soon as the batch that closes it was delivered.
+      closed = self._pending.left <= self._phases.settle
+      window = self._pending.window if closed else None
+    self._probe.resume(window)
 
   def unreported(self) -> tuple[int, int]:
     """Returns the examples seen and dropped since the last batch."""

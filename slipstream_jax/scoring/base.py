@@ -3,7 +3,7 @@
 A scorer predicts the click of every example that a schedule reads, before the
 example is kept or dropped, and learns from all of them. So its scores do not
 depend on the choices. It must be cheap compared with a training step, as it
-runs for every example read. It need not be accurate: scores affect variance,
+scores each example read. It need not be accurate: scores affect variance,
 never the mean.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream_jax.errors import choose
 from slipstream_jax.scoring.linear import LinearScorer
-from slipstream_jax.scoring.pairs import pair_scorer
+from slipstream_jax.scoring.pairs import PairScorer
 from slipstream_jax.types import HotRows, Lookups
 
 
@@ -50,10 +50,7 @@ class Scorer(Protocol):
     ...
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores a state from `get_state` of a scorer with the same arguments.
-
-    Does not modify the given state.
-    """
+    """Copies a state from `get_state` of a scorer with the same arguments."""
     ...
 
 
@@ -61,7 +58,7 @@ ScorerFn = Callable[[HotRows, int, int], Scorer]
 """Makes an untrained scorer from the hot rows, F and I."""
 
 SCORERS: dict[str, ScorerFn] = {
-  'pairs': pair_scorer,
+  'pairs': lambda hot, features, dense: PairScorer.create(features, dense),
   'linear': LinearScorer.create,
 }
 """The scorers by name."""

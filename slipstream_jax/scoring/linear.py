@@ -2,9 +2,7 @@
 
 It is the cheapest scorer. It learns online, with an Adagrad step size per
 weight (compare McMahan et al., "Ad click prediction: a view from the trenches",
-2013). Cold rows of a table share one weight. Every example is scored before the
-model learns from it, whether kept or not. So a score depends only on the
-examples before it, not on how they are cut into batches.
+2013). Cold rows of a table share one weight.
 """
 
 from typing import Any, NamedTuple, no_type_check
@@ -48,13 +46,7 @@ class LinearScorer(NamedTuple):
   def create(
     cls, hot: HotRows, tables: int, dense_features: int
   ) -> 'LinearScorer':
-    """Returns an untrained scorer: every score is 0.5.
-
-    Args:
-      hot: the H hot rows.
-      tables: F, columns of the lookups.
-      dense_features: I, columns of `Batch.dense`.
-    """
+    """Returns an untrained scorer: every score is 0.5. `tables` is F."""
     weights = len(hot.rows) + tables, dense_features + 1
     rows, dense = (np.full((n, 2), [0, START], np.float32) for n in weights)
     return cls(rows, dense, hot)
@@ -65,29 +57,14 @@ class LinearScorer(NamedTuple):
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
   ) -> Float[np.ndarray, ' n']:
-    """Returns click probabilities f32[n], each computed before learning.
-
-    Args:
-      lookups: rows, [n, F] or [n, F, L]. -1 is padding.
-      dense: dense features, f32.
-      labels: 1 for a click, else 0, f32.
+    """Returns click probabilities f32[n]. See `Scorer.learn`.
 
     Raises:
       UserError: the shapes do not match the scorer's features.
     """
-    lookups = lookups[..., None] if lookups.ndim == 2 else lookups
-    tables = len(self.rows) - len(self.hot.rows)
-    # The kernel does not check bounds and would write out of them.
-    got = lookups.shape[1], *dense.shape, *labels.shape
-    if got != (tables, len(lookups), len(self.dense) - 1, len(lookups)):
-      raise UserError(
-        f'an example has {tables} features, {len(self.dense) - 1} dense ones'
-        ' and a label',
-        got=f'lookups {list(lookups.shape)}, dense {list(dense.shape)}, labels'
-        f' {list(labels.shape)}',
-        where='LinearScorer.learn',
-        hint='give the examples that the scorer was made for',
-      )
+    features = len(self.rows) - len(self.hot.rows), len(self.dense) - 1
+    where = 'LinearScorer.learn'
+    lookups = checked_lists(lookups, dense, labels, features, where)
     out = np.empty(len(dense), np.float32)
     _learn(
       self.rows,
@@ -95,7 +72,6 @@ class LinearScorer(NamedTuple):
       self.hot.places(lookups),
       np.asarray(dense, np.float32),
       np.asarray(labels, np.float32),
-      np.float32(RATE),
       out,
     )
     return out
@@ -109,10 +85,37 @@ class LinearScorer(NamedTuple):
     self.rows[:], self.dense[:] = state['rows'], state['dense']
 
 
+def checked_lists(
+  lookups: Lookups,
+  dense: np.ndarray,
+  labels: np.ndarray,
+  features: tuple[int, int],
+  where: str,
+) -> np.ndarray:
+  """Returns lookups [n, F] or [n, F, L] as [n, F, L].
+
+  Raises:
+    UserError: the shapes do not match `features`, F and I.
+  """
+  lists = lookups[..., None] if lookups.ndim == 2 else lookups
+  # Kernels do not check bounds and would write out of them.
+  shapes = lists.shape[1], *dense.shape, *labels.shape
+  if shapes != (features[0], len(lists), features[1], len(lists)):
+    raise UserError(
+      f'an example has {features[0]} features, {features[1]} dense ones and a'
+      ' label',
+      got=f'lookups {list(lists.shape)}, dense {list(dense.shape)}, labels'
+      f' {list(labels.shape)}',
+      where=where,
+      hint='give the examples that the scorer was made for',
+    )
+  return lists
+
+
 @kernel
 @no_type_check
 def _find(places: np.ndarray, i: int, cold: int, at: np.ndarray) -> int:
-  """Fills `at` with the rows of example i's weights. Returns how many."""
+  """Writes the rows of example i's weights to `at`, and returns how many."""
   count = 0
   for f in range(places.shape[1]):
     for k in range(places.shape[2]):
@@ -140,22 +143,23 @@ def _predict(
 
 @kernel
 @no_type_check
-def _update_rows(
-  rows: np.ndarray,
+def move_rows(
+  table: np.ndarray,
   at: np.ndarray,
-  steps: np.ndarray,
   gradient: np.float32,
   rate: np.float32,
+  start: np.float32,
+  steps: np.ndarray,
 ) -> None:
-  """Updates rows[at] by the gradient of the logit. `steps` is scratch."""
+  """Applies Adagrad to the weights table[at]. `steps` is scratch."""
   square, scaled = gradient * gradient, rate * gradient
   for k in range(len(at)):
-    rows[at[k], 1] += square
-    steps[k] = rows[at[k], 1]
+    table[at[k], 1] += square
+    steps[k] = table[at[k], 1]
   for k in range(len(at)):  # in its own loop: vectorized, eight roots at a time
-    steps[k] = scaled / np.sqrt(steps[k])
+    steps[k] = scaled / np.sqrt(start + steps[k])
   for k in range(len(at)):
-    rows[at[k], 0] -= steps[k]
+    table[at[k], 0] -= steps[k]
 
 
 @kernel
@@ -183,7 +187,6 @@ def _learn(
   places: np.ndarray,
   dense: np.ndarray,
   labels: np.ndarray,
-  rate: np.float32,
   out: np.ndarray,
 ) -> None:
   """Scores n examples, and learns from each after scoring it.
@@ -191,15 +194,14 @@ def _learn(
   A row that an example looks up twice is updated twice.
 
   Args:
-    rows: f32[H + F, 2], weight and sum of squared gradients, above 0, of each
-      hot row, then of each table's cold rows. Updated in place.
-    dense_rows: f32[I + 1, 2], the same of each dense feature and the bias.
+    rows: f32[H + F, 2], as in `LinearScorer`. Updated in place.
+    dense_rows: f32[I + 1, 2], as its `dense`. Updated in place.
     places: i32[n, F, L], places among the hot rows. H is cold, -1 padding.
     dense: f32[n, I].
-    labels: f32[n], 1 for a click, else 0.
-    rate: learning rate.
+    labels: f32[n].
     out: f32[n], receives the click probabilities.
   """
+  rate = np.float32(RATE)
   _, tables, length = places.shape
   at = np.empty(tables * length, np.int32)
   steps = np.empty(tables * length, np.float32)
@@ -212,6 +214,6 @@ def _learn(
     # Scored before learning, so that the score does not depend on the label.
     out[i] = _predict(rows, at_example, dense_weights, values)
     gradient = out[i] - labels[i]
-    _update_rows(rows, at_example, steps, gradient, rate)
+    move_rows(rows, at_example, gradient, rate, np.float32(0), steps)
     _update_dense(dense_weights, squares, values, gradient, rate)
   dense_rows[:, 0], dense_rows[:, 1] = dense_weights, squares

@@ -17,9 +17,7 @@ and shared by its pairs.
 
 All weights are in two tables of 2**18 entries at hashes of rows (the hashing
 trick, Weinberger et al., 2009). So the state has the same size for any data and
-does not depend on the hot rows. Every example is scored before the scorer
-learns from it, whether kept or not. So a score depends only on the examples
-before it, not on how they are cut into batches.
+does not depend on the hot rows.
 """
 
 import functools
@@ -30,7 +28,8 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import GOLDEN, hashed, kernel, mix
-from slipstream_jax.types import HotRows, Lookups
+from slipstream_jax.scoring.linear import checked_lists, move_rows
+from slipstream_jax.types import Lookups
 
 WEIGHTS = 1 << 18
 """Weights of each table. Both tables take 4 MiB with their sums of squares."""
@@ -39,8 +38,7 @@ TRIAL = 1 << 14
 KEPT = 32
 """Most pairs of features that are kept."""
 PAIRS = 512
-"""Most pairs to try. If there are more, a fixed pseudorandom choice is tried.
-"""
+"""Most pairs to try. Of more, a fixed pseudorandom choice is tried."""
 BAG = 32
 """Most rows of a list that make pairs with its last row."""
 RATE, START = 0.05, 0.1
@@ -62,25 +60,10 @@ LIMIT = np.float32(12)
 _LATEST = 100_000  # most examples that a mean covers, so that it follows drift
 
 
-class Rates(NamedTuple):
-  """Step sizes of Adagrad and the initial sums of squares."""
-
-  rate: np.float32
-  """For the weights of rows and of dense features."""
-  bin_rate: np.float32
-  """For the weights of bins."""
-  start: np.float32
-  """Initial sum of squares of all of these."""
-  pair_rate: np.float32
-  """For the weights of pairs."""
-  pair_start: np.float32
-  """Initial sum of squares of pairs."""
-  mix_rate: np.float32
-  """For the three weights of the mix, whose initial sum is 1."""
-
-
 class PairScorer(NamedTuple):
   """Scorer of rows, dense features and pairs. Learns in place.
+
+  The first four fields have weights and their sums of squared gradients, f32.
 
   Example:
     >>> scorer = PairScorer.create(features=2, dense_features=1)
@@ -92,22 +75,19 @@ class PairScorer(NamedTuple):
   """
 
   rows: Float[np.ndarray, 'W 2']
-  """Weight and sum of squared gradients, f32, at hashes of rows and bins."""
+  """At hashes of rows and bins."""
   pairs: Float[np.ndarray, 'W 2']
-  """Weight and sum of squared gradients at hashes of pairs."""
+  """At hashes of pairs."""
   dense: Float[np.ndarray, 'I_and_1 2']
-  """Weight and sum of squared gradients of each dense feature, then of the
-  bias."""
+  """Of each dense feature, then of the bias."""
   mix: Float[np.ndarray, '3 2']
-  """Weight and sum of squared gradients of the linear part, the pairs and a
-  bias."""
+  """Of the linear part, the pairs and a bias."""
   spread: Float[np.ndarray, 'I 2']
   """Mean and variance of each dense feature, f32, over about 1e5 examples."""
   seen: Int[np.ndarray, '1']
   """Number of examples learned from, i64."""
   useful: Float[np.ndarray, ' _PAIRS']
-  """By how much each tried pair reduced the loss in the trial, f64. The rest is
-  0."""
+  """Loss that each tried pair took off in the trial, f64. The rest is 0."""
   features: int
   """F, columns of the lookups."""
   most: int
@@ -126,7 +106,7 @@ class PairScorer(NamedTuple):
     Args:
       features: F, columns of the lookups.
       dense_features: I, columns of `Batch.dense`.
-      weights: W of each table, a power of two.
+      weights: W, a power of two.
       most: most pairs of features to keep. None: `KEPT`.
 
     Raises:
@@ -159,20 +139,16 @@ class PairScorer(NamedTuple):
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
   ) -> Float[np.ndarray, ' n']:
-    """Returns click probabilities f32[n], each computed before learning.
-
-    Args:
-      lookups: rows, [n, F] or [n, F, L]. -1 is padding.
-      dense: dense features, f32.
-      labels: 1 for a click, else 0, f32.
+    """Returns click probabilities f32[n]. See `Scorer.learn`.
 
     Raises:
       UserError: the shapes do not match the scorer's features.
     """
-    lookups = lookups[..., None] if lookups.ndim == 2 else lookups
-    self._check(lookups, dense, labels)
+    features = self.features, len(self.dense) - 1
+    where = 'PairScorer.learn'
+    lookups = checked_lists(lookups, dense, labels, features, where)
     in_bags = self.features * min(lookups.shape[2] - 1, BAG)
-    tried = _tried(self.features, len(self.dense) - 1, in_bags < KEPT)
+    tried = _tried(*features, in_bags < KEPT)
     # Without a choice to make, no trial is needed.
     trial = TRIAL if len(tried) > self.most > 0 else 0
     before = max(0, min(len(lookups), trial - int(self.seen[0])))
@@ -182,15 +158,14 @@ class PairScorer(NamedTuple):
         continue
       pairs = tried if tries else self._kept(tried)
       _learn(
-        *(self.rows, self.pairs, self.dense, self.mix, self.spread),
-        int(self.seen[0]),
+        self,
         np.ascontiguousarray(lookups[part]),
         np.ascontiguousarray(dense[part], np.float32),
         np.ascontiguousarray(labels[part], np.float32),
         pairs,
         self.useful[: len(pairs) if tries else 0],
         BAG,
-        _rates(len(pairs) + in_bags),
+        _pair_rate(len(pairs) + in_bags),
         out[part],
       )
       self.seen[0] += len(out[part])
@@ -200,22 +175,6 @@ class PairScorer(NamedTuple):
     """Returns the pairs of features that were most useful, in their order."""
     best = np.argsort(-self.useful[: len(tried)], kind='stable')[: self.most]
     return tried[np.sort(best)]
-
-  def _check(
-    self, lookups: np.ndarray, dense: np.ndarray, labels: np.ndarray
-  ) -> None:
-    # The kernel does not check bounds and would write out of them.
-    examples, dense_features = len(lookups), len(self.dense) - 1
-    got = lookups.shape[1], *dense.shape, *labels.shape
-    if got != (self.features, examples, dense_features, examples):
-      raise UserError(
-        f'an example has {self.features} features, {dense_features} dense ones'
-        ' and a label',
-        got=f'lookups {list(lookups.shape)}, dense {list(dense.shape)}, labels'
-        f' {list(labels.shape)}',
-        where='PairScorer.learn',
-        hint='give the examples that the scorer was made for',
-      )
 
   def get_state(self) -> dict[str, Any]:
     """Returns copies of all that was learned: 4 MiB of arrays by name."""
@@ -230,21 +189,12 @@ class PairScorer(NamedTuple):
 _LEARNED = PairScorer._fields[:-2]
 
 
-def pair_scorer(hot: HotRows, features: int, dense_features: int) -> PairScorer:
-  """Returns a `PairScorer` for examples of these shapes. Ignores hot rows."""
-  del hot
-  return PairScorer.create(features, dense_features)
-
-
 @functools.lru_cache
 def _tried(
   features: int, dense_features: int, with_bins: bool
 ) -> Int[np.ndarray, 'P 2']:
-  """Returns the pairs of features to try, i32: all, or `PAIRS` of them.
-
-  Pairs with bins are included only if rows make few pairs.
-  """
-  count = features
+  """Returns the pairs of features to try, i32: all, or `PAIRS` of them."""
+  count = features  # pairs with bins are included only if rows make few
   if with_bins and features * (features - 1) // 2 < KEPT:
     count += dense_features
   total = count * (count - 1) // 2
@@ -267,12 +217,9 @@ def _draws(count: int) -> np.ndarray:
   return mix(numbers * GOLDEN)
 
 
-def _rates(terms: int) -> Rates:
-  """Returns the rates for examples with `terms` pairs."""
-  single = min(_MOST_RATE, PAIRS_RATE / max(terms, 1))
-  return Rates(
-    *map(np.float32, (RATE, BIN_RATE, START, single, PAIRS_START, _MIX_RATE))
-  )
+def _pair_rate(terms: int) -> np.float32:
+  """Returns the learning rate of a pair, of examples with `terms` pairs."""
+  return np.float32(min(_MOST_RATE, PAIRS_RATE / max(terms, 1)))
 
 
 @kernel
@@ -420,27 +367,6 @@ def _sum(table: np.ndarray, at: np.ndarray) -> np.float32:
 
 @kernel
 @no_type_check
-def _move(
-  table: np.ndarray,
-  at: np.ndarray,
-  gradient: np.float32,
-  rate: np.float32,
-  start: np.float32,
-  steps: np.ndarray,
-) -> None:
-  """Applies Adagrad to the weights at these places. `steps` is scratch."""
-  square, scaled = gradient * gradient, rate * gradient
-  for k in range(len(at)):
-    table[at[k], 1] += square
-    steps[k] = table[at[k], 1]
-  for k in range(len(at)):  # in its own loop: vectorized, eight roots at a time
-    steps[k] = scaled / np.sqrt(start + steps[k])
-  for k in range(len(at)):
-    table[at[k], 0] -= steps[k]
-
-
-@kernel
-@no_type_check
 def _move_few(
   table: np.ndarray,
   values: np.ndarray,
@@ -474,10 +400,7 @@ def _add_usefulness(
   slope: np.float32,
   useful: np.ndarray,
 ) -> None:
-  """Adds to `useful` by how much an example's pairs reduce its loss.
-
-  To first order from the loss without pairs, before they learn from it.
-  """
+  """Adds what pairs take off an example's loss, to first order, to `useful`."""
   count = 0
   for p in range(len(pairs)):
     one, other = last[pairs[p, 0]], last[pairs[p, 1]]
@@ -489,19 +412,14 @@ def _add_usefulness(
 @kernel
 @no_type_check
 def _learn(
-  rows: np.ndarray,
-  pair_rows: np.ndarray,
-  dense_rows: np.ndarray,
-  mix: np.ndarray,
-  spread: np.ndarray,
-  seen: int,
+  scorer: PairScorer,
   lookups: np.ndarray,
   dense: np.ndarray,
   labels: np.ndarray,
   pairs: np.ndarray,
   useful: np.ndarray,
   bag: int,
-  rates: Rates,
+  pair_rate: np.float32,
   out: np.ndarray,
 ) -> None:
   """Scores n examples, and learns from each after scoring it.
@@ -510,24 +428,19 @@ def _learn(
   lookups, features and pairs.
 
   Args:
-    rows: f32[W, 2], weight and sum of squared gradients of rows and bins, W a
-      power of two. Updated in place, as are the next four.
-    pair_rows: f32[W, 2], the same of pairs.
-    dense_rows: f32[I + 1, 2], the same of each dense feature and the bias.
-    mix: f32[3, 2], the same of the linear logit, of the pairs' logit, and of a
-      bias.
-    spread: f32[I, 2], mean and variance of each dense feature.
-    seen: number of examples learned from before.
+    scorer: updated in place, except `seen` and `useful`.
     lookups: i32 or i64[n, F, L], rows. -1 is padding.
     dense: f32[n, I].
-    labels: f32[n], 1 for a click, else 0.
+    labels: f32[n].
     pairs: i32[P, 2], pairs of features by number, F and above for the bins of
       dense features.
     useful: f64[P], increased by what pairs take off the loss, or f64[0].
     bag: most lookups of a feature that make a pair with its last one.
-    rates: step sizes of Adagrad.
+    pair_rate: learning rate of each pair.
     out: f32[n], receives the click probabilities.
   """
+  rows, pair_rows, dense_rows = scorer.rows, scorer.pairs, scorer.dense
+  mix, spread, seen = scorer.mix, scorer.spread, scorer.seen[0]
   _, features, length = lookups.shape
   at = np.empty(features * length + dense.shape[1], np.int64)
   # One extra place, as an absent pair is written, too, and not counted.
@@ -538,6 +451,7 @@ def _learn(
   hashes = np.empty(length, np.uint64)
   values = np.ones(len(dense_rows), np.float32)  # the bias has value 1
   parts = np.ones(3, np.float32)
+  rate, start = np.float32(RATE), np.float32(START)
   size = len(rows)
   for i in range(len(out)):
     count, in_bags = _hash_rows(
@@ -556,16 +470,17 @@ def _learn(
     parts[1] = min(max(added, -LIMIT), LIMIT)
     # Scored before learning, so that the score does not depend on the label.
     out[i] = _probability(_product(mix, parts))
-    _move_few(mix, parts, out[i] - labels[i], rates.mix_rate, _ONE)
+    mix_slope = out[i] - labels[i]
+    _move_few(mix, parts, mix_slope, np.float32(_MIX_RATE), _ONE)
     # The linear part learns as if there were no pairs. Pairs learn on top of
     # it.
     slope = _probability(alone) - labels[i]
     if len(useful):
       _add_usefulness(pair_rows, between_at, last, pairs, slope, useful)
     moved, binned = at[:looked_up], at[looked_up:count]
-    _move(rows, moved, slope, rates.rate, rates.start, steps)
-    _move(rows, binned, slope, rates.bin_rate, rates.start, steps)
-    _move_few(dense_rows, values, slope, rates.rate, rates.start)
+    move_rows(rows, moved, slope, rate, start, steps)
+    move_rows(rows, binned, slope, np.float32(BIN_RATE), start, steps)
+    _move_few(dense_rows, values, slope, rate, start)
     slope = _probability(alone + added) - labels[i]
-    moved = pairs_at[:paired]
-    _move(pair_rows, moved, slope, rates.pair_rate, rates.pair_start, steps)
+    moved, pair_start = pairs_at[:paired], np.float32(PAIRS_START)
+    move_rows(pair_rows, moved, slope, pair_rate, pair_start, steps)

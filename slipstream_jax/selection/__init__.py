@@ -1,1 +1,1 @@
-"""Which examples are kept, with what probability and weight; pure numpy."""
+"""Selects the examples to train on and weighs them. Pure numpy."""

@@ -1,33 +1,34 @@
 """Chooses the examples that a run trains, and corrects training for it.
 
-A policy is a measure m(x, y) >= 0 of what an example is worth, and a
-correction. An example is kept with probability
+A policy has a measure m(x, y) >= 0 of the worth of an example, and a
+correction. It keeps an example with probability
 
   pi = uniform * share + (1 - uniform) * clip(scale * m, floor, 1)
 
-where `scale` is fitted to a sample so that the drop target is met in
-expectation, and `share` is the mean of the clipped part over the examples that
-may be left out: so the same share is kept whatever part of it is `uniform`.
-Measure inf is always kept, and so is every cold example, unless the policy
-thins them, too: its rows are the ones that learn. How it is corrected:
+`fit` chooses `scale` on a sample to meet the drop target in expectation.
+`share` is the mean of the clipped part over the examples that may be dropped,
+so `uniform` does not change the share kept. An example with measure inf is
+always kept. A cold example is kept because its rows still learn, unless the
+policy thins cold examples. The corrections are:
 
-  weight   an example weighs 1 / pi: the expected gradient is that of all.
-  offset   log(pi(x, 1) / pi(x, 0)) is added to its logit, in training only,
-           and all that are kept weigh the same. The model then learns the log
-           odds of all examples from those kept, by the likelihood of their
-           labels given that they were kept (Fithian and Hastie, Annals of
-           Statistics 2014; Wang, Zhang and Wang, NeurIPS 2021), with less
-           variance than weights have. It holds for clicks, and for the
-           logistic loss of one logit.
-  none     training sees another distribution.
+  weight   an example weighs 1 / pi, so the expected gradient is that of all
+           examples.
+  offset   log(pi(x, 1) / pi(x, 0)) is added to the logit in training only, and
+           all kept examples weigh the same. The model learns the log odds of
+           all examples by maximizing the likelihood of the labels given that
+           the examples were kept (Fithian and Hastie, Annals of Statistics
+           2014, and Wang, Zhang and Wang, NeurIPS 2021). The variance is lower
+           than with weights. It needs binary labels and the logistic loss of
+           one logit.
+  none     training sees a different distribution.
 
-A fit is the only look at more than one example; it is applied to each batch
-(`select`) example by example: how a stream is cut into batches changes no bit.
+Only `fit` uses several examples at once. `select` treats each example alone, so
+the split of a stream into batches changes no bit.
 """
 
 import bisect
-from collections.abc import Callable
-from typing import get_args, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, get_args, Literal, NamedTuple
 
 from jaxtyping import Bool, Float
 import numpy as np
@@ -41,26 +42,19 @@ def scale_for(
 ) -> float:
   """Finds the scale at which clip(scale * measure, floor, 1) sums to `wanted`.
 
-  Exact, without a search over scales: the sum is piecewise linear, and rises.
-
-  Args:
-    measure: of n examples, finite and at least 0.
-    floor: least summand, in [0, 1].
-    wanted: examples to keep, in expectation.
-
-  Returns:
-    At least 0. If no scale keeps as few, or as many, the nearest one.
+  Returns the nearest scale if none reaches `wanted`, the expected number of
+  examples to keep. The measure must be finite and at least 0.
   """
 
   def total(scale: float) -> float:
     return float(np.clip(scale * measure, floor, 1).sum())
 
-  # Between two corners no example meets floor or 1, so the sum is linear. It
-  # never falls with the scale, so few corners must be evaluated.
+  # The sum is monotone, so a binary search finds the corners. Between two no
+  # example reaches the floor or 1, so it is linear and the result is exact.
   some = measure[measure > 0]
   corners = np.unique(np.concatenate([[0.0], floor / some, 1 / some]))
   after = bisect.bisect_left(corners, wanted, key=total)
-  if after in (0, len(corners)):  # no scale keeps as few, or as many
+  if after in (0, len(corners)):  # `wanted` is out of reach
     return float(corners[min(after, len(corners) - 1)])
   low, high = corners[after - 1], corners[after]
   missing = (wanted - total(low)) / (total(high) - total(low))
@@ -68,60 +62,72 @@ def scale_for(
 
 
 Correction = Literal['weight', 'offset', 'none']
-"""How training makes up for what is left out."""
+"""How training corrects for dropped examples."""
 CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 
 
 class ExampleFacts(NamedTuple):
-  """Facts about n examples, on which policies decide."""
+  """Facts about n examples that policies read."""
 
   hot: Bool[np.ndarray, ' n']
-  """From `classify`, as the next two."""
+  """This and the next two fields are those of `ExampleKinds`."""
   stale: Bool[np.ndarray, ' n']
-  """Only hot examples are stale."""
   stale_share: Float[np.ndarray, ' n']
-  """Share of the lookups that are of stale rows, f32."""
   labels: Float[np.ndarray, ' n']
-  """1.0 for a click, else 0.0; f32."""
+  """1.0 for a click, else 0.0, f32."""
   scores: Float[np.ndarray, ' n'] | None = None
-  """Predicted click probability, f32; NaN, or None for all, if not known. A
-  recent guess by any model will do: it moves variance, never the mean."""
+  """Predicted click probability, f32. NaN marks an unknown score, and None
+  means that none is known. Any recent model will do: its errors raise the
+  variance but cause no bias."""
   constant: float = 0.0
-  """What the policy's `constant` made of the sample that it was fitted to."""
+  """Result of `Policy.constant` for the sample of the fit."""
 
 
 class Selection(NamedTuple):
-  """The decision about n examples."""
+  """Decisions about n examples."""
 
   keep: Bool[np.ndarray, ' n']
-  """The example is trained."""
+  """Whether the example is trained on."""
   probability: Float[np.ndarray, ' n']
-  """Chance of that, f32 in [0, 1]; its mean is the expected share kept."""
+  """Probability of `keep`, f32 in [0, 1]."""
   weight: Float[np.ndarray, ' n']
-  """Weight in the loss, f32; 0 where dropped."""
+  """Weight in the loss, f32. 0 for a dropped example."""
   offset: Float[np.ndarray, ' n'] | None = None
-  """Added to the logit in training, f32; None where weights correct, or
-  nothing does."""
+  """Added to the logit in training, f32. None unless the correction is
+  'offset'."""
 
 
 class Fit(NamedTuple):
-  """Numbers that a policy derives from a sample, for the examples after it."""
+  """Numbers that `fit` derives from a sample and `select` applies."""
 
   scale: float
-  """Of the measure, at least 0; inf keeps every example."""
+  """Factor of the measure, at least 0. inf keeps every example."""
   weight: float = 1.0
-  """Of correction 'offset', that of every example kept: 1 / mean(pi) of the
-  sample. It keeps the length of the optimizers' steps."""
+  """Weight of each kept example if the correction is 'offset': 1 / mean(pi) of
+  the sample. It preserves the length of the optimizer steps."""
   share: float = 1.0
-  """Mean chance of the sample's examples that may be left out."""
+  """Mean clipped measure of the sampled examples that may be dropped."""
   constant: float = 0.0
-  """As of `ExampleFacts`."""
+  """Value for `ExampleFacts.constant`."""
+
+
+def joined(parts: Sequence[Any]) -> Any:
+  """Concatenates the arrays of NamedTuples, field by field.
+
+  A field that is no array in the first part stays as it is there.
+  """
+  return type(parts[0])(
+    *(
+      np.concatenate(column) if isinstance(column[0], np.ndarray) else column[0]
+      for column in zip(*parts, strict=True)
+    )
+  )
 
 
 MeasureFn = Callable[[ExampleFacts], Float[np.ndarray, ' n']]
-"""Facts to f64[n]: 0 is kept with the floor's probability, inf always.
-What it says of examples that are always kept is not used. Of correction
-'offset' it is asked about each example with both labels."""
+"""Maps facts to f64[n]. 0 is kept with the floor's probability, inf always.
+Values of examples that are always kept are ignored. With correction 'offset' it
+is called once with all labels 1 and once with all labels 0."""
 
 
 class Policy(NamedTuple):
@@ -130,26 +136,25 @@ class Policy(NamedTuple):
   name: str
   measure: MeasureFn
   correction: Correction
-  """How training makes up for what is left out."""
   floor: float
-  """Least probability; it bounds weights, offsets and the drop rate. Above 0
-  where there is a correction."""
-  stale_target: Callable[[float], float]
-  """Drop target to the share of hot examples that should be stale, which is
-  what `exact_threshold` wants; 0 where staleness is not used."""
+  """Least probability, which bounds weights, offsets and the drop rate. Above 0
+  unless the correction is 'none'."""
+  stale_target: Callable[[float], float] = lambda drop_target: 0.0
+  """Maps the drop target to the share of hot examples that should be stale,
+  the target of `exact_threshold`. 0 if staleness is not used."""
   scored: bool = False
-  """It needs scores, which cost a forward pass, or a smaller model."""
+  """Whether the measure needs scores."""
   thins_cold: bool = False
-  """It may leave out cold examples too, which the others keep."""
+  """Whether cold examples may be dropped too."""
   uniform: float = 0.0
-  """Part of the probability that is alike for all that may be left out, in
-  [0, 1]: what a measure is wrong about then costs less."""
+  """Part of the probability that is equal for all examples that may be
+  dropped, in [0, 1]. It limits the cost of a wrong measure."""
   constant: Callable[[ExampleFacts], float] | None = None
-  """Of the sample it is fitted to, a number that the measure reads; None: it
-  needs none."""
+  """Computes a number from the sample of the fit for the measure. None if the
+  measure needs none."""
 
   def thinned(self, facts: ExampleFacts) -> Bool[np.ndarray, ' n']:
-    """Returns the examples that the policy may leave out."""
+    """Returns which examples the policy may drop."""
     return facts.hot | self.thins_cold
 
 
@@ -159,26 +164,25 @@ def fit(
   drop_target: float,
   of_all: bool = False,
 ) -> Fit:
-  """Fits the scale at which a policy drops as many examples as it should.
+  """Fits the scale at which a policy meets its drop target.
 
-  The target is a number of examples for every policy, so that equal targets
-  leave the same work. A policy that thins cold examples, too, takes that many
-  from all examples. The fit is exact for the sample, in expectation over the
-  uniforms. A target that the policy cannot meet, because of its floor or of
-  what it always keeps, is met as nearly as possible.
+  The target is a number of examples, so equal targets leave equal work for all
+  policies. A policy that thins cold examples drops that number from all
+  examples. The fit is exact for the sample, in expectation over the uniforms,
+  or as close as the floor and the examples always kept allow.
 
   Args:
-    policy: of `POLICIES`.
+    policy: the policy to fit.
     sample: facts of examples drawn at random, at least one of them hot.
-    drop_target: examples to drop, as a share of the hot ones, in [0, 1].
-    of_all: whether it is a share of all examples instead.
+    drop_target: share of the hot examples to drop, in [0, 1].
+    of_all: whether `drop_target` is a share of all examples instead.
 
   Returns:
-    A fit; of target 0 one that keeps every example with weight 1.
+    The fit. For target 0 it keeps every example with weight 1.
 
   Raises:
-    UserError: the target is no share, no example is hot where that matters, or
-      scores are missing.
+    UserError: the target is not in [0, 1], no example is hot although the
+      target needs one, or scores are missing.
   """
   check_drop_target(drop_target, 'fit, drop_target')
   some = len(sample.hot) and of_all and policy.thins_cold
@@ -215,50 +219,47 @@ def select(
   fitted: Fit,
   uniforms: Float[np.ndarray, ' n'],
 ) -> Selection:
-  """Chooses among n examples, each by its own facts and its own uniform.
+  """Selects among n examples, each by its own facts and uniform.
 
   Args:
-    policy: of `POLICIES`.
+    policy: as given to `fit`.
     facts: of the examples.
-    fitted: from `fit` of the same policy.
-    uniforms: in [0, 1), independent of the facts.
+    fitted: result of `fit`.
+    uniforms: random numbers in [0, 1), independent of the facts.
 
   Raises:
-    UserError: scores are missing, or a label that an offset cannot correct.
+    UserError: scores are missing, or the correction is 'offset' and a label is
+      not 0 or 1.
   """
   facts = facts._replace(constant=fitted.constant)
+  offset = None
   if policy.correction == 'offset':
-    return _select_by_offset(policy, facts, fitted, uniforms)
-  probability = _probability(policy, facts, fitted).astype(np.float32)
-  # Uniforms are below 1, so a chance of 1 always keeps; one of 0 never does.
+    check_clicks(facts.labels, 'ExampleFacts.labels')
+    # The probabilities for both labels serve the draw and the correction.
+    labels = (np.full_like(facts.labels, label) for label in (1, 0))
+    click, none = (
+      _probability(policy, facts._replace(labels=label), fitted)
+      for label in labels
+    )
+    probability = np.where(facts.labels > 0, click, none).astype(np.float32)
+    offset = np.log(click / none).astype(np.float32)
+  else:
+    probability = _probability(policy, facts, fitted).astype(np.float32)
+  # Uniforms are below 1, so probability 1 always keeps and 0 never does.
   keep = uniforms < probability
   weight = np.zeros(len(keep), np.float32)
-  weight[keep] = 1 / probability[keep] if policy.correction == 'weight' else 1
-  return Selection(keep, probability, weight)
-
-
-def _select_by_offset(
-  policy: Policy, facts: ExampleFacts, fitted: Fit, uniforms: np.ndarray
-) -> Selection:
-  labels = facts.labels
-  check_clicks(labels, 'ExampleFacts.labels')
-  # As both labels would be kept: drawn and corrected by the same numbers.
-  click, none = (
-    _probability(policy, facts._replace(labels=np.full_like(labels, y)), fitted)
-    for y in (1, 0)
-  )
-  probability = np.where(labels > 0, click, none).astype(np.float32)
-  keep = uniforms < probability
-  weight = np.where(keep, np.float32(fitted.weight), np.float32(0))
-  offset = np.log(click / none).astype(np.float32)
+  if policy.correction == 'weight':
+    weight[keep] = 1 / probability[keep]
+  else:
+    weight[keep] = 1 if offset is None else fitted.weight
   return Selection(keep, probability, weight, offset)
 
 
 def check_clicks(labels: np.ndarray, where: str) -> None:
-  """Checks that an offset can correct the labels.
+  """Checks that all labels are 0 or 1, as an offset needs.
 
   Raises:
-    UserError: one is neither 0 nor 1.
+    UserError: a label is another number.
   """
   other = (labels != 0) & (labels != 1)
   if other.any():
@@ -274,7 +275,7 @@ def check_policy(policy: Policy, where: str) -> None:
   """Checks the correction, the floor and the uniform part of a policy.
 
   Raises:
-    UserError: another correction, or a floor or uniform part that cannot be.
+    UserError: one of them is not allowed.
   """
   choose(dict.fromkeys(CORRECTIONS), policy.correction, f'{where}, correction')
   corrected = policy.correction != 'none'
@@ -300,10 +301,10 @@ def check_policy(policy: Policy, where: str) -> None:
 def _probability(
   policy: Policy, facts: ExampleFacts, fitted: Fit
 ) -> Float[np.ndarray, ' n']:
-  """Returns the chance f64[n] that each example is kept."""
+  """Returns the probability of keeping each example, f64[n]."""
   measure = _measure(policy, facts)
   always = ~policy.thinned(facts) | np.isinf(measure) | np.isinf(fitted.scale)
-  # Only of those not always kept: infinity times 0 would be NaN.
+  # Examples always kept are left out because infinity times 0 is NaN.
   own = np.clip(fitted.scale * measure[~always], policy.floor, 1)
   probability = np.ones(len(always))
   alike = policy.uniform * fitted.share

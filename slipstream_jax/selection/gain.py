@@ -1,40 +1,42 @@
 """Estimates what choosing examples can gain, and what dropping them costs.
 
-Everything comes from scores that were given before their labels were learned
-from: whether to choose by them pays at all (the switch of Katharopoulos and
+Everything comes from scores that were computed before their labels were learned
+from: whether choosing by them pays at all (the switch of Katharopoulos and
 Fleuret, arXiv 1803.00942), and how much may be dropped.
 
-The bound. Let p be the click probability of an example, calibrated, and g =
-p - y the slope of its loss, with E g^2 = E p(1 - p) = v and E |g| = 2v. Of a
-share k that is kept with chance pi, each weighing 1/pi, the second moment of
-the slope is E g^2/pi: v/k at random, where pi = k, and least, 4v^2/k, where pi
-= k |g| / 2v. To train on all has v. So what dropping adds to the variance is at
-best
+The bound. Let p be the calibrated click probability of an example, and
+g = p - y the slope of its loss, with E g^2 = E p(1 - p) = v and E |g| = 2v.
+Let a share k be kept, each with probability pi and weight 1/pi. The second
+moment of the slope is then E g^2/pi: v/k at random, where pi = k, and at least
+4v^2/k, where pi = k |g| / 2v. Training on all examples has v. So what dropping
+adds to the variance is at best
 
   (4v^2/k - v) / (v/k - v) = (4v - k) / (1 - k)
 
-of what dropping at random adds, or 0 where that is negative: pi can be no more
-than 1, so the true share is above the bound where that matters. Corrected by an
-offset it is the same: kept with pi = c |g|, c = k/2v, an example is a click
-with chance 1/2, and has c p(1 - p)/2 of information on its logit rather than
+of what dropping at random adds, or 0 if that is negative. As pi is at most 1,
+the true share may be above the bound. The bound also holds for the correction
+by an offset: kept with pi = c |g|, c = k/2v, an example is a click with
+probability 1/2, and has c p(1 - p)/2 of information on its logit rather than
 p(1 - p). The variance of an estimate is thus 4v/k times that of all examples,
-and 1/k times at random. v is at most 1/4, of balanced noise, where nothing is
+and 1/k times at random. v is at most 1/4, for balanced noise, where nothing is
 gained.
 
 The cost. A model trained on n examples is worse than the best one by d/2n, for
-d parameters that count; on a share k of them at random, by A (1/k - 1) more
-than on all, where A is what half of the examples would cost. Chosen with
-chances pi, 1/k is replaced by E (g^2/pi) / E g^2: the same loss for the same
-variance. A is measured: a second scorer learns from every fourth example only,
-and its log loss on them is compared with that of the first, example by example.
-So the model is taken to gain from examples what a scorer does. Where a model
-goes on to learn what no scorer can, that is too little; and as A falls as 1/n,
-what is found early is too much.
+d parameters that count. On a random share k of them it is worse than on all by
+A (1/k - 1), where A is what half of the examples would cost. With probabilities
+pi, 1/k is replaced by E (g^2/pi) / E g^2: equal variance costs equal loss. A is
+measured: a second scorer learns from every fourth example only, and its log
+loss on them is compared with that of the first scorer. So the model is assumed
+to gain from examples what a scorer does. That is too little if the model learns
+what no scorer can. As A falls as 1/n, an early measurement is too large.
+
+Counts are f64[bins, 2]: examples without a click and with one, by the logit of
+their score.
 """
 
+import bisect
 from collections.abc import Callable
 import math
-from typing import NamedTuple
 
 from jaxtyping import Float
 import numpy as np
@@ -45,54 +47,55 @@ _BINS = 512  # of the logits of scores
 _LIMIT = 12.0  # their largest size
 _WIDTH = 2 * _LIMIT / _BINS
 LOGITS = (np.arange(_BINS) + 0.5) * _WIDTH - _LIMIT
-"""Of the middle of each bin, f64[bins]."""
+"""Middle of each bin, f64[bins]."""
 _BY_BIN = np.logaddexp(0, [LOGITS, -LOGITS]).T  # loss without a click, and with
 RECENT = 1 << 17
 """Examples after which old ones count half."""
+FEWER = 4
+"""The second scorer learns from one example in this many."""
+SURE = 2.0
+"""Standard errors by which an effect must be seen to be believed."""
+LEAST = 0.9
+"""Share of random dropping's variance above which no policy is worth it."""
+DROPS = tuple(round(0.05 * i, 2) for i in range(19))
+"""Drop targets to choose from: up to 0.9."""
+VERDICTS = (
+  'choosing may pay',
+  'nothing to gain here: scores are no better than the base rate',
+  'nothing to gain here: labels are too uncertain for any choice',
+)
+"""Verdicts, by number."""
 
-
-class Tally(NamedTuple):
-  """Labels by score, from which a scorer's quality follows."""
-
-  counts: Float[np.ndarray, '_bins 2'] = np.zeros((_BINS, 2))
-  """Examples without a click and with one, f64, by the logit of their score."""
-
-  def __add__(self, other: 'Tally') -> 'Tally':  # type: ignore[override]
-    return Tally(self.counts + other.counts)
-
-  @property
-  def examples(self) -> float:
-    """Number of examples."""
-    return float(self.counts.sum())
+Counts = Float[np.ndarray, '_bins 2']
+NO_COUNTS = np.zeros((_BINS, 2))
+"""Counts of no example."""
 
 
 def tally(
   labels: Float[np.ndarray, ' n'], scores: Float[np.ndarray, ' n']
-) -> Tally:
+) -> Counts:
   """Counts examples by score. Leaves out unknown scores, NaN.
 
   Args:
-    labels: 1.0 for a click, else 0.0, or its chance.
-    scores: click probabilities, given before the labels were learned from.
+    labels: 1.0 for a click, else 0.0, or its probability.
+    scores: click probabilities, computed before the labels were learned from.
   """
   known = ~np.isnan(scores)
   logits = logits_of(scores[known])
   at = np.clip((logits + _LIMIT) / _WIDTH, 0, _BINS - 1).astype(np.int64)
   every = np.bincount(at, minlength=_BINS)
   clicks = np.bincount(at, labels[known].astype(np.float64), _BINS)
-  return Tally(np.stack([every - clicks, clicks], axis=1))
+  return np.stack([every - clicks, clicks], axis=1, dtype=np.float64)
 
 
-def fading(counted: Tally) -> Tally:
-  """Halves all counts once there are more than `RECENT` examples."""
-  if counted.examples <= RECENT:
-    return counted
-  return Tally(counted.counts / 2)
+def faded(sums: np.ndarray, examples: float) -> np.ndarray:
+  """Halves sums once they are over more than `RECENT` examples."""
+  return sums if examples <= RECENT else sums / 2
 
 
-def auc(counted: Tally) -> float | None:
-  """Returns the area under the ROC curve, to 1e-4; None for a single class."""
-  negative, positive = counted.counts.T
+def auc(counts: Counts) -> float | None:
+  """Returns the area under the ROC curve, to 1e-4. None for a single class."""
+  negative, positive = counts.T
   pairs = negative.sum() * positive.sum()
   if not pairs:
     return None
@@ -100,79 +103,74 @@ def auc(counted: Tally) -> float | None:
   return float((positive * below).sum() / pairs)
 
 
-def log_loss(counted: Tally) -> float | None:
+def log_loss(counts: Counts) -> float | None:
   """Returns the mean cross entropy of the scores in nats, or None."""
-  if not counted.examples:
+  if not counts.any():
     return None
-  return float((counted.counts * _BY_BIN).sum() / counted.examples)
+  return float((counts * _BY_BIN).sum() / counts.sum())
 
 
-def base_log_loss(counted: Tally) -> float | None:
+def base_log_loss(counts: Counts) -> float | None:
   """Returns the mean cross entropy of the base rate in nats, or None."""
-  examples = counted.examples
-  if not examples:
+  if not counts.any():
     return None
-  rate = counted.counts.sum(axis=0) / examples
+  rate = counts.sum(axis=0) / counts.sum()
   return float(-(rate * np.log(np.maximum(rate, 1e-300))).sum())
 
 
-def advantage(counted: Tally) -> tuple[float, float]:
+def advantage(counts: Counts) -> tuple[float, float]:
   """Returns by how much scores beat the base rate, and its standard error.
 
   In log loss per example. 0 and infinity if there is only one class.
   """
-  examples = counted.examples
-  rate = counted.counts.sum(axis=0) / max(examples, 1)
+  examples = counts.sum()
+  rate = counts.sum(axis=0) / max(examples, 1)
   if examples < 2 or not rate.min():
     return 0.0, math.inf
   gained = -np.log(rate) - _BY_BIN
-  mean = (counted.counts * gained).sum() / examples
-  square = (counted.counts * gained**2).sum() / examples
+  mean = (counts * gained).sum() / examples
+  square = (counts * gained**2).sum() / examples
   deviation = math.sqrt(max(square - mean**2, 0) / examples)
   return float(mean), deviation
 
 
-def calibrated(counted: Tally) -> Float[np.ndarray, ' bins']:
+def calibrated(counts: Counts) -> Float[np.ndarray, ' bins']:
   """Returns the share of clicks by the logit of a score, f64, never falling.
 
-  The monotone regression of labels on scores (pool adjacent violators); bins
-  without an example lie between their neighbours.
+  It is the monotone regression of labels on scores (pool adjacent violators).
+  Bins without an example are interpolated.
   """
-  mass = counted.counts.sum(axis=1)
+  mass = counts.sum(axis=1)
   some = np.flatnonzero(mass)
   if not len(some):
     return 1 / (1 + np.exp(-LOGITS))
   # Blocks of bins: clicks, examples, bins. Pooled while a rate falls.
   blocks: list[tuple[float, float, int]] = []
-  for clicks, examples in zip(counted.counts[some, 1], mass[some], strict=True):
+  for clicks, examples in zip(counts[some, 1], mass[some], strict=True):
     blocks.append((clicks, examples, 1))
-    while len(blocks) > 1 and _falls(blocks[-2], blocks[-1]):
+    while len(blocks) > 1:
       (a, b, c), (d, e, f) = blocks[-2:]
+      if a * e < d * b:
+        break
       blocks[-2:] = [(a + d, b + e, c + f)]
   rates = np.repeat([b[0] / b[1] for b in blocks], [b[2] for b in blocks])
   return np.interp(LOGITS, LOGITS[some], rates)
 
 
-def _falls(
-  before: tuple[float, float, int], after: tuple[float, float, int]
-) -> bool:
-  return bool(before[0] * after[1] >= after[0] * before[1])
-
-
-def noise_of(counted: Tally) -> float:
+def noise_of(counts: Counts) -> float:
   """Returns E p(1 - p) of the calibrated scores, or 1/4 without examples."""
-  if not counted.examples:
+  if not counts.any():
     return 0.25
-  chance = calibrated(counted)
-  mass = counted.counts.sum(axis=1)
-  return float((mass * chance * (1 - chance)).sum() / counted.examples)
+  chance = calibrated(counts)
+  mass = counts.sum(axis=1)
+  return float((mass * chance * (1 - chance)).sum() / counts.sum())
 
 
 def errors(
-  counted: Tally, labels: Float[np.ndarray, ' n'], scores: np.ndarray
+  counts: Counts, labels: Float[np.ndarray, ' n'], scores: np.ndarray
 ) -> Float[np.ndarray, ' n']:
   """Returns |p - y| by calibrated scores, f64, or 1/2 for unknown scores."""
-  chance = np.interp(logits_of(scores), LOGITS, calibrated(counted))
+  chance = np.interp(logits_of(scores), LOGITS, calibrated(counts))
   return np.where(np.isnan(scores), 0.5, abs(chance - labels))
 
 
@@ -183,27 +181,12 @@ def logits_of(scores: np.ndarray) -> np.ndarray:
   return np.log(chance / (1 - chance))
 
 
-def losses(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
-  """Returns the cross entropy in nats of each example, f64."""
-  return np.logaddexp(0, logits) - labels * logits
-
-
-FEWER = 4
-"""The second scorer learns from one example in so many."""
-SURE = 2.0
-"""Standard errors by which something must be seen to be believed."""
-LEAST = 0.9
-"""Of random dropping's variance: where no policy has less, none is worth it."""
-DROPS = tuple(round(0.05 * i, 2) for i in range(19))
-"""What may be dropped where that is found out: up to 0.9."""
-
-
 def bound(noise: float, kept: float) -> float:
   """Returns the least share of random dropping's variance that choosing has.
 
   Args:
     noise: v = E p(1 - p), in [0, 1/4].
-    kept: k, share of the examples that is kept, in (0, 1]; at 1 there is
+    kept: k, share of the examples that is kept, in (0, 1]. At 1 there is
       nothing to choose from, and the bound is its limit, 0 or 1.
 
   Raises:
@@ -239,88 +222,64 @@ def extra_variance(
   return max(float((square / probability).sum() / total) - 1, 0.0)
 
 
-class Lag(NamedTuple):
-  """Sums of how far a scorer that learns from fewer examples lags behind."""
-
-  examples: float = 0.0
-  total: float = 0.0
-  """Of the differences in log loss."""
-  squares: float = 0.0
-
-  def __add__(self, other: 'Lag') -> 'Lag':  # type: ignore[override]
-    return Lag(*map(sum, zip(self, other, strict=True)))
-
-
 def lag(
   labels: Float[np.ndarray, ' n'],
   scores: Float[np.ndarray, ' n'],
   fewer: Float[np.ndarray, ' n'],
-) -> Lag:
+) -> Float[np.ndarray, '3']:
   """Compares two scorers on the same examples.
 
   Args:
     labels: as for `tally`.
     scores: of the scorer that learns from all examples.
     fewer: of the one that learns from one in `FEWER`: these.
+
+  Returns:
+    The number of examples with both scores, and the sums of the differences in
+    log loss and of their squares, f64.
   """
-  later, earlier = (losses(labels, logits_of(some)) for some in (fewer, scores))
+  later, earlier = (
+    np.logaddexp(0, logits) - labels * logits
+    for logits in map(logits_of, (fewer, scores))
+  )
   apart = (later - earlier)[~np.isnan(fewer + scores)]
-  return Lag(len(apart), float(apart.sum()), float((apart**2).sum()))
+  return np.array([len(apart), apart.sum(), (apart**2).sum()], np.float64)
 
 
-def faded(lagging: Lag) -> Lag:
-  """Halves the sums once they cover more than `RECENT` examples."""
-  if lagging.examples * FEWER <= RECENT:
-    return lagging
-  return Lag(*(value / 2 for value in lagging))
-
-
-def cost_of_half(lagging: Lag) -> float:
+def cost_of_half(lagging: Float[np.ndarray, '3']) -> float:
   """Returns A, an upper bound of the log loss that half of the examples cost.
 
-  It is two standard errors above the measurement, or inf below 100 examples.
+  It is two standard errors above the measurement, the sum of `lag` over all
+  batches, or inf below 100 examples.
   """
-  examples = lagging.examples
+  examples, total, squares = lagging.tolist()
   if examples < 100:
     return math.inf
-  mean = lagging.total / examples
-  variance = max(lagging.squares / examples - mean**2, 0)
+  mean = total / examples
+  variance = max(squares / examples - mean**2, 0)
   most = max(mean, 0.0) + SURE * math.sqrt(variance / examples)
   return most / (FEWER - 1)
 
 
-VERDICTS = (
-  'choosing may pay',
-  'nothing to gain here: scores are no better than the base rate',
-  'nothing to gain here: labels are too uncertain for any choice',
-)
-"""Verdicts, by number."""
-
-
-def verdict(counted: Tally, kept: float) -> int:
+def verdict(counts: Counts, kept: float) -> int:
   """Returns a place in `VERDICTS`: whether choosing examples can pay.
 
   Args:
-    counted: labels by score.
+    counts: of the scores.
     kept: share of the examples that is kept, as for `bound`.
   """
-  gained, deviation = advantage(counted)
+  gained, deviation = advantage(counts)
   if gained <= SURE * deviation:
     return 1
-  return 2 if bound(noise_of(counted), kept) > LEAST else 0
+  return 2 if bound(noise_of(counts), kept) > LEAST else 0
 
 
 def affordable(extra: Callable[[float], float], most: float) -> float:
   """Returns the largest of `DROPS` whose extra variance is at most `most`.
 
   Args:
-    extra: `extra_variance` by the share that is dropped; it never falls.
-    most: the extra variance that may be had.
+    extra: `extra_variance` by the share that is dropped. It never falls.
+    most: the largest extra variance to accept.
   """
-  low, high = 0, len(DROPS)
-  while high - low > 1:  # DROPS[low] is affordable, and 0 always is
-    middle = (low + high) // 2
-    low, high = (
-      (middle, high) if extra(DROPS[middle]) <= most else (low, middle)
-    )
-  return DROPS[low]
+  # The first one, 0, always is.
+  return DROPS[bisect.bisect_right(DROPS, most, lo=1, key=extra) - 1]

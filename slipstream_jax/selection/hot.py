@@ -1,13 +1,13 @@
-"""Which rows are hot: the most popular ones that fit the device.
+"""Finds hot rows: the most popular ones that fit the device.
 
 A profile holds the lookups of some examples, drawn at random (5 % in the
 published runs). Lookups are counted, and all rows of all tables are ranked
 together (Slipstream, arXiv 2404.04270). Only rows seen in the profile are hot.
 
 Popularity drifts, so `renewed` counts hot rows again: a few lookups of every
-batch are kept, and once a period cold rows that came often take the places of
-hot rows that came less often. There are as many as before, and those that stay
-keep their places. This is only used to tell hot examples from cold ones. The
+batch are kept, and once a period frequent cold rows take the places of hot rows
+that were looked up less often. The number of hot rows stays, and so do the
+places of those that remain. This only tells hot examples from cold ones. The
 rows that are kept on the device, compared or scored stay the same.
 """
 
@@ -18,18 +18,8 @@ from jaxtyping import Int, Integer
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import offsets as row_offsets
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows, Lookups, StaleRows
-
-
-class Popularity(NamedTuple):
-  """Rows and how often the profile looks them up, most often first."""
-
-  rows: Int[np.ndarray, ' H']
-  """Global rows, i64; of equal counts the lower row comes first."""
-  counts: Int[np.ndarray, ' H']
-  """Lookups of each, i64, at least 1; the last is the published Lambda."""
 
 
 def access_counts(
@@ -40,7 +30,7 @@ def access_counts(
   Takes time linear in the lookups, which need not be in memory together.
 
   Args:
-    profile: global rows that sampled examples look up, in parts of any shape;
+    profile: global rows that sampled examples look up, in parts of any shape.
       -1 is padding.
     num_rows: N, rows of all tables.
   """
@@ -55,7 +45,7 @@ def popular_rows(
   budget_bytes: int,
   row_bytes: int | Sequence[int],
   offsets: Int[np.ndarray, ' tables_and_1'] | None = None,
-) -> Popularity:
+) -> Int[np.ndarray, ' H']:
   """Returns the most popular rows of all tables that fit the budget.
 
   Published budget: 256 MiB, a row being 4 * D bytes.
@@ -63,60 +53,70 @@ def popular_rows(
   Args:
     counts: lookups of each row, from `access_counts`, or of any integer dtype.
     budget_bytes: device memory for the hot rows.
-    row_bytes: of one row, with the row state that moves with it; one number for
-      all tables, or one for each of them: rows are then ranked by their lookups
-      per byte.
-    offsets: first global row of each table and N last, `TableSet.offsets`;
-      needed where `row_bytes` differ.
+    row_bytes: of one row, with the row state that moves with it. Either one
+      number, or one for each table: rows are then ranked by their lookups per
+      byte.
+    offsets: first global row of each table and N last, `TableSet.offsets`.
+      Needed if `row_bytes` differ.
 
   Returns:
-    At most `budget_bytes // row_bytes` rows.
+    Global rows, i64, most often looked up first. Of equal counts the lower row
+    comes first.
 
   Raises:
     UserError: no row fits, or none was looked up.
   """
-  if not isinstance(row_bytes, int | np.integer):
-    if len({*row_bytes}) > 1:
-      assert offsets is not None
-      return _by_bytes(counts, budget_bytes, row_bytes, offsets)
-    row_bytes = row_bytes[0]
-  return _popular(counts, _room(budget_bytes, row_bytes))
-
-
-def _popular(counts: np.ndarray, room: int) -> Popularity:
-  rows, uses = _counted(counts)
-  if room < len(rows):
-    # Leaves out most rows before the sort. Of those alone that were looked up:
-    # among the 266 M of Criteo's terabyte, nearly all 0, it took 40 seconds.
-    kept = uses >= np.partition(uses, -room)[-room]
-    rows, uses = rows[kept], uses[kept]
-  return _ranked(rows, uses, room)
-
-
-def _by_bytes(
-  counts: np.ndarray,
-  budget: int,
-  row_bytes: Sequence[int],
-  offsets: np.ndarray,
-) -> Popularity:
-  _room(budget, min(row_bytes))
+  one = isinstance(row_bytes, int | np.integer)
+  row_sizes: list[int] = [row_bytes] if one else [*row_bytes]  # type: ignore
+  ends = [0, len(counts)]
+  if len({*row_sizes}) > 1:
+    assert offsets is not None
+    ends = offsets.tolist()
+  _check_room(budget_bytes, min(row_sizes))
   parts = []
-  # Of each table, before they are sorted, no more than would fit alone, and the
-  # one that would not: nothing that comes after it is hot.
-  for size, first, end in zip(
-    row_bytes, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True
-  ):
+  for size, first, end in zip(row_sizes, ends[:-1], ends[1:], strict=False):
     own = counts[first:end]
-    if budget >= size and own.any():
-      rows, uses = _popular(own, budget // size + 1)
-      parts.append((rows + first, uses, np.full(len(rows), size)))
+    rows = np.flatnonzero(own > 0)
+    if budget_bytes < size or not len(rows):
+      continue
+    uses = own[rows].astype(np.int64)
+    # Most rows are left out before they are sorted: no more are needed than
+    # would fit alone, and the one that would not, as none after it is hot.
+    most = budget_bytes // size + 1
+    if most < len(rows):
+      kept = uses >= np.partition(uses, -most)[-most]
+      rows, uses = rows[kept], uses[kept]
+    parts.append((rows + first, uses, np.full(len(rows), size)))
   if not parts:
-    _counted(counts)  # says so if there are no lookups at all
-    _room(budget, max(row_bytes))
+    if not (counts > 0).any():
+      raise UserError(
+        'a profile needs lookups',
+        got=f'none of {counts.size} rows looked up',
+        where='popular_rows, counts',
+        hint='sample at least one example that looks up a row',
+      )
+    _check_room(budget_bytes, max(row_sizes))
   rows, uses, sizes = map(np.concatenate, zip(*parts, strict=True))
-  order = np.lexsort((rows, -uses / sizes))
-  fitting = np.searchsorted(np.cumsum(sizes[order]), budget, side='right')
-  return Popularity(rows[order[:fitting]], uses[order[:fitting]])
+  order = np.argsort(-uses / sizes, kind='stable')  # rows ascend before
+  fitting = np.searchsorted(np.cumsum(sizes[order]), budget_bytes, side='right')
+  return rows[order[:fitting]]
+
+
+def _check_room(budget_bytes: int, row_bytes: int) -> None:
+  if row_bytes < 1:
+    raise UserError(
+      'a row takes at least 1 byte',
+      got=row_bytes,
+      where='popular_rows, row_bytes',
+      hint='give 4 * dim, and the bytes of its row state',
+    )
+  if budget_bytes < row_bytes:
+    raise UserError(
+      f'the budget must hold a row of {row_bytes} bytes',
+      got=f'{budget_bytes} bytes',
+      where='popular_rows, budget_bytes',
+      hint='raise the budget, such as to 256 MiB (268435456)',
+    )
 
 
 def popular_rows_of_groups(
@@ -127,20 +127,19 @@ def popular_rows_of_groups(
   Args:
     counts: as for `popular_rows`.
     tables: whose rows were counted.
-    rooms: per group, rows that there is room for.
+    rooms: largest number of rows of each group.
 
   Raises:
-    UserError: there is no room, or no row was looked up.
+    UserError: a number is 0, or no row was looked up.
   """
   chosen = []
   for group, room in zip(tables.groups, rooms, strict=True):
-    firsts = np.array([tables.first_rows[name] for name in group.tables])
-    sizes = [tables.tables[name].rows for name in group.tables]
-    own = [counts[f : f + s] for f, s in zip(firsts, sizes, strict=True)]
-    rows = popular_rows(np.concatenate(own), room, 1).rows
-    starts = row_offsets(sizes)
-    table = np.searchsorted(starts, rows, side='right') - 1
-    chosen.append(rows + (firsts - starts[:-1])[table])
+    own = np.zeros_like(counts)
+    for name in group.tables:
+      first = tables.first_rows[name]
+      of_table = slice(first, first + tables.tables[name].rows)
+      own[of_table] = counts[of_table]
+    chosen.append(popular_rows(own, room, 1))
   return np.concatenate(chosen)
 
 
@@ -148,8 +147,8 @@ def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
   """Builds the lookup array of hot rows.
 
   Args:
-    rows: unique global rows; in the order that a mask of hot rows has.
-    num_rows: N, rows of all tables together.
+    rows: unique global rows, in the order that a mask of hot rows has.
+    num_rows: N, rows of all tables.
 
   Raises:
     UserError: no rows, a row twice, or one outside the tables.
@@ -181,9 +180,8 @@ def hot_by_group(
 ) -> tuple[HotRows, tuple[HotRows, ...]]:
   """Returns the hot rows ordered by group, and those of each group.
 
-  Rows of a group are numbered within it.
-
-  Within a group the order stays. A group may have none.
+  The rows of each group are numbered within it. Within a group the order stays.
+  A group may have none.
   """
   if len(tables.groups) == 1:
     return hot, (hot,)
@@ -206,55 +204,17 @@ def stale_by_group(
   return list(np.split(stale, ends[:-1]))
 
 
-def _counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the rows that were looked up, ascending, and their counts, i64."""
-  rows = np.flatnonzero(counts > 0)
-  if not len(rows):
-    raise UserError(
-      'a profile needs lookups',
-      got=f'none of {counts.size} rows looked up',
-      where='popular_rows, counts',
-      hint='sample at least one example that looks up a row',
-    )
-  return rows, counts[rows].astype(np.int64)
-
-
-def _ranked(rows: np.ndarray, counts: np.ndarray, room: int) -> Popularity:
-  """Returns the first `room` of ascending rows by count, ties by row."""
-  order = np.argsort(-counts, kind='stable')[:room]
-  return Popularity(rows[order], counts[order])
-
-
-def _room(budget_bytes: int, row_bytes: int) -> int:
-  if row_bytes < 1:
-    raise UserError(
-      'a row takes at least 1 byte',
-      got=row_bytes,
-      where='popular_rows, row_bytes',
-      hint='give 4 * dim, and the bytes of its row state',
-    )
-  if budget_bytes < row_bytes:
-    raise UserError(
-      f'the budget must hold a row of {row_bytes} bytes',
-      got=f'{budget_bytes} bytes',
-      where='popular_rows, budget_bytes',
-      hint='raise the budget, such as to 256 MiB (268435456)',
-    )
-  return budget_bytes // row_bytes
-
-
 COUNTED = 1 << 20
-"""Lookups that are kept of a period, at most."""
-_RECOUNT_LEAST = 2
-"""Lookups among them that make a cold row hot: one may be chance."""
+"""Most lookups that are kept of a period."""
+_RECOUNT_LEAST = 2  # kept lookups that make a cold row hot: one may be chance
 
 
 class Recount(NamedTuple):
-  """Hot rows as they were counted last, and what is to be counted next."""
+  """Hot rows as they were counted last, and the lookups to count next."""
 
   hot: HotRows
   recent: tuple[Int[np.ndarray, ' _'], ...] = ()
-  """Global rows that some examples looked up since, in parts."""
+  """Global rows that some examples have looked up since, in parts."""
 
 
 def noted(recount: Recount, lookups: Lookups, period: int) -> Recount:
@@ -268,9 +228,9 @@ def noted(recount: Recount, lookups: Lookups, period: int) -> Recount:
 def renewed(recount: Recount) -> Recount:
   """Counts the kept lookups, and makes frequent cold rows hot.
 
-  A cold row takes the place of a hot one that came less often, the most
-  frequent that of the least frequent; of equals the one that was found hot
-  last goes first.
+  The most frequent cold row takes the place of the least frequent hot row, if
+  that was looked up less often, and so on. Of equal hot rows the last goes
+  first.
   """
   hot, parts = recount.hot, recount.recent
   recent = np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -296,7 +256,7 @@ def replaced(
   if not len(places):
     return hot
   all_rows, place = hot.rows.copy(), hot.place.copy()
-  # First all that go: one of them may come back at another place.
+  # All rows go first, because one of them may come back at another place.
   place[all_rows[places]] = len(all_rows)
   all_rows[places] = rows
   place[rows] = places

@@ -1,25 +1,25 @@
-"""Policies choose the examples that are worth training.
+"""Defines the policies that select examples.
 
-Each is a measure and a correction, read by `fit` and `select` of `base`. Kept
-with chance p and weighed 1/p, an example of gradient g adds |g|^2 (1/p - 1) to
-the variance of the gradient. For a given expected number of kept examples, the
-sum is least where p is proportional to |g|, clipped at 1; so a good measure is
-a cheap estimate of
+Each has a measure and a correction, which `fit` and `select` of `base` use. An
+example with gradient g, kept with probability p and weighted by 1/p, adds
+|g|^2 (1/p - 1) to the variance of the gradient. For a given expected number of
+kept examples the sum is least if p is proportional to |g|, clipped at 1. A good
+measure is therefore a cheap estimate of
 
   |g| = |click probability - label| * |gradient of the logit|
 """
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose
 from slipstream_jax.selection.base import check_policy, ExampleFacts, Policy
 
 FLOOR = 0.05
-"""Least probability of the corrected policies: no weight exceeds 20."""
-_LEAST = 1e-6  # no floor, but logarithms stay finite
+"""Least probability of most corrected policies. No weight exceeds 20."""
+_LEAST = 1e-6  # a floor that only keeps logarithms finite
 DENSE_SHARE = 0.3
-"""Of the gradient's square, that of the dense parameters; a guess that errs on
-the safe side."""
+"""Share of the dense parameters in the gradient's squared norm. A cautious
+guess."""
 
 
 def _all_alike(facts: ExampleFacts) -> np.ndarray:
@@ -27,53 +27,49 @@ def _all_alike(facts: ExampleFacts) -> np.ndarray:
 
 
 def _if_stale(measure: float | np.ndarray, facts: ExampleFacts) -> np.ndarray:
-  """Returns the measure of stale examples, inf for the others."""
+  """Returns the measure for stale examples and inf for the others."""
   return np.where(facts.stale, measure, np.inf)
 
 
 def _if_negative(measure: np.ndarray, facts: ExampleFacts) -> np.ndarray:
-  """Returns the measure of negatives, inf for clicks."""
+  """Returns the measure for negatives and inf for clicks."""
   return np.where(facts.labels > 0.5, np.inf, measure)
 
 
 def _error(facts: ExampleFacts) -> np.ndarray:
-  """Returns |click probability - label|, inf for examples not scored."""
+  """Returns |click probability - label|, inf for unknown scores."""
   error = abs(np.asarray(facts.scores, np.float64) - facts.labels)
   return np.where(np.isnan(error), np.inf, error)
 
 
 def _log_loss(facts: ExampleFacts) -> np.ndarray:
-  """Returns -log(chance of the label), NaN for examples not scored."""
+  """Returns the log loss of each score, NaN for unknown scores."""
   scores = np.asarray(facts.scores, np.float64)
   chance = np.where(facts.labels > 0.5, scores, 1 - scores)
   return -np.log(np.maximum(chance, _LEAST))
 
 
 def _mean_loss(sample: ExampleFacts) -> float:
-  """Returns the mean loss of the scored examples, or 0."""
+  """Returns the mean log loss of the known scores, or 0 if there is none."""
   loss = _log_loss(sample)
   loss = loss[~np.isnan(loss)]
   return float(loss.mean()) if len(loss) else 0.0
 
 
 def _if_below_mean(facts: ExampleFacts) -> np.ndarray:
-  """Returns 1 below the mean loss, inf for the others."""
+  """Returns 1 for examples below the mean loss and inf for the others."""
   return np.where(_log_loss(facts) < facts.constant, 1.0, np.inf)
 
 
 def _fresh(facts: ExampleFacts) -> np.ndarray:
   """Estimates the norm of the logit's remaining gradient, at most 1.
 
-  The square of the norm is a sum over rows. Those that are stale add nothing,
-  as they are not updated or no longer move; dense parameters, taken for
-  `DENSE_SHARE` of the whole, always add theirs.
+  The squared norm is a sum over rows. Stale rows add nothing because they are
+  not updated or no longer move. Dense parameters always add `DENSE_SHARE` of
+  the whole.
   """
   fresh_share = 1 - np.asarray(facts.stale_share, np.float64)
   return np.sqrt(DENSE_SHARE + (1 - DENSE_SHARE) * fresh_share)
-
-
-def _none(drop_target: float) -> float:
-  return 0.0
 
 
 def _same(drop_target: float) -> float:
@@ -81,25 +77,25 @@ def _same(drop_target: float) -> float:
 
 
 def _twice(drop_target: float) -> float:
-  """Returns twice the target, as half of the stale are kept at weight 2."""
+  """Returns twice the target, because half of the stale examples are kept."""
   return min(1.0, 2 * drop_target)
 
 
-RANDOM = Policy('random', _all_alike, 'none', 0.0, _none)
-"""Control of the same cost: hot examples are dropped blindly, at weight 1, so
-that cold ones gain weight against them."""
+RANDOM = Policy('random', _all_alike, 'none', 0.0)
+"""Drops hot examples at random without correction, so cold examples gain
+weight. A control of equal cost."""
 
-RANDOM_WEIGHTED = Policy('random_weighted', _all_alike, 'weight', FLOOR, _none)
-"""Hot examples thinned blindly, and weighed up."""
+RANDOM_WEIGHTED = Policy('random_weighted', _all_alike, 'weight', FLOOR)
+"""Thins hot examples at random and corrects by weights."""
 
 STALE = Policy('stale', lambda facts: _if_stale(0.0, facts), 'none', 0.0, _same)
-"""As published (arXiv 2404.04270): stale examples are dropped whole. The target
-is met by the threshold alone; here it only tells 0 from the rest."""
+"""Drops all stale examples, as published (arXiv 2404.04270). The threshold
+alone meets the target. The fit only distinguishes target 0 from the rest."""
 
 STALE_REVISIT = Policy(
   'stale_revisit', lambda facts: _if_stale(1.0, facts), 'weight', FLOOR, _twice
 )
-"""Stale examples thinned, and weighed up: none is lost for ever. Ours."""
+"""Thins stale examples and corrects by weights. Our own."""
 
 STALE_NEGATIVES = Policy(
   'stale_negatives',
@@ -108,19 +104,18 @@ STALE_NEGATIVES = Policy(
   FLOOR,
   _twice,
 )
-"""Stale examples without a click thinned, and weighed up; as negative
-downsampling (He et al., 2014) but of stale examples. Ours."""
+"""Thins stale examples without a click and corrects by weights. This is
+negative downsampling (He et al., 2014) of stale examples only. Our own."""
 
 IMPORTANCE = Policy(
   'importance',
   lambda facts: _if_negative(_error(facts), facts),
   'weight',
   FLOOR,
-  _none,
   scored=True,
 )
-"""Least variance for equal gradients of the logit (Katharopoulos and Fleuret,
-arXiv 1803.00942), but clicks are always kept."""
+"""Has the least variance if all logit gradients have equal norms (Katharopoulos
+and Fleuret, arXiv 1803.00942), except that clicks are always kept."""
 
 STALE_IMPORTANCE = Policy(
   'stale_importance',
@@ -130,58 +125,56 @@ STALE_IMPORTANCE = Policy(
   _same,
   scored=True,
 )
-"""Least variance where stale rows add no gradient; clicks are thinned as well
-if they were expected. Ours. What it gained over `importance` on synthetic
-clicks came from the clicks; the freshness made no difference there."""
+"""Has the least variance if stale rows have no gradient. It thins expected
+clicks too. Our own. Its gain over `importance` on synthetic clicks came from
+thinning clicks, not from staleness."""
 
 SURPRISE = Policy(
-  'surprise', _error, 'weight', FLOOR, _none, scored=True, thins_cold=True
+  'surprise', _error, 'weight', FLOOR, scored=True, thins_cold=True
 )
-"""Least variance for equal gradients of the logit, of all examples: expected
-clicks and cold examples are thinned, too. Ours; the best on synthetic
-clicks."""
+"""Has the least variance over all examples if all logit gradients have equal
+norms. It thins expected clicks and cold examples too. Our own, and the best on
+synthetic clicks."""
 
 SURPRISE_OFFSET = SURPRISE._replace(name='surprise_offset', correction='offset')
-"""As `surprise`, corrected in the logit: less variance than its weights have.
-Local case-control sampling with a floor, which bounds what an example that the
-scores are wrong about costs; and without weights, an easy one that is kept
-counts no more than any other."""
+"""Corrects `surprise` in the logit, with less variance than its weights have.
+It is local case-control sampling with a floor, which bounds the cost of wrong
+scores. Without weights, an easy example that is kept counts no more than any
+other."""
 
 LOCAL_CASE_CONTROL = SURPRISE_OFFSET._replace(
   name='local_case_control', floor=_LEAST
 )
 """Local case-control sampling (Fithian and Hastie, Annals of Statistics 2014):
-accepted with c |y - p|, where c follows from the drop target; published is
-c = 1, with which as many are accepted as the scores are wrong. It differs from
-`surprise_offset` in that it has no floor: while no c |y - p| exceeds 1, the
-offset is -logit(p), and the model learns what the scores do not know."""
+an example is kept with probability c |y - p|. c follows from the drop target,
+where the paper uses c = 1. Unlike `surprise_offset` it has no floor. While no
+c |y - p| exceeds 1, the offset is -logit(p), and the model learns the residual
+of the scores."""
 
 NEGATIVES = Policy(
   'negatives',
   lambda facts: _if_negative(_all_alike(facts), facts),
   'offset',
   FLOOR,
-  _none,
   thins_cold=True,
 )
-"""The industry's habit (He et al., 2014): clicks are kept, and of all others a
-share; their log odds are corrected while training, not afterwards. It needs no
-scores."""
+"""Keeps all clicks and a share of the negatives, as is common in industry (He
+et al., 2014). The log odds are corrected during training, not afterwards. It
+needs no scores."""
 
 INFOBATCH_ONCE = Policy(
   'infobatch_once',
   _if_below_mean,
   'weight',
   FLOOR,
-  _none,
   scored=True,
   thins_cold=True,
   constant=_mean_loss,
 )
 """InfoBatch (Qin et al., ICLR 2024) in one pass: examples whose loss is below
-the mean are dropped with chance r, and the others of them weigh 1 / (1 - r).
-Losses are those of the scores, their mean is the sample's, and r follows from
-the drop target; published is r = 0.5, with nothing dropped in the last 12.5 %.
+the mean are dropped with probability r, and those kept weigh 1 / (1 - r). The
+losses come from the scores, their mean from the sample, and r from the drop
+target. The paper uses r = 0.5 and drops nothing in the last 12.5 %.
 """
 
 POLICIES: dict[str, Policy] = {
@@ -201,28 +194,21 @@ POLICIES: dict[str, Policy] = {
     INFOBATCH_ONCE,
   )
 }
-"""Every policy by its name; all obey the laws in tests/laws."""
+"""All policies by name. tests/laws checks each of them."""
 
 BLIND = tuple(
   name for name, one in POLICIES.items() if not one.stale_target(1.0)
 )
-"""Those that never ask how far rows moved."""
+"""Names of the policies that do not use staleness."""
 
 
 def policy_named(policy: Policy | str) -> Policy:
-  """Returns a policy, given itself or by its name in `POLICIES`.
+  """Returns a policy, given as itself or as a name in `POLICIES`.
 
   Raises:
-    UserError: it is neither, or one that cannot be made up for.
+    UserError: it is neither, or `check_policy` refuses it.
   """
   if isinstance(policy, Policy):
     check_policy(policy, 'Policy')
     return policy
-  if not isinstance(policy, str) or policy not in POLICIES:
-    raise UserError(
-      f'the policy must be one of {", ".join(POLICIES)}, or a Policy',
-      got=repr(policy),
-      where='Skip.policy',
-      hint='pick one of them',
-    )
-  return POLICIES[policy]
+  return choose(POLICIES, policy, 'Skip.policy', 'or a Policy')

@@ -1,4 +1,4 @@
-"""Which rows and which examples are stale, and the threshold of staleness.
+"""Finds stale rows and examples, and the threshold of staleness.
 
 From Slipstream (arXiv 2404.04270) and its released code. A row is stale if none
 of its elements moved by the threshold between two snapshots. Here it must also
@@ -10,11 +10,6 @@ the alpha-th smallest change among its rows is below the threshold. The
 threshold for a drop target is therefore a quantile of that order statistic over
 a sample. The published code bisects instead ([0, 0.1], 25 rounds, +-0.08), and
 drops nothing if no round lands in the band.
-
-Rows are looked up and not searched: `HotRows.place` is an array as long as all
-tables. It finds 150 M to 500 M lookups a second on one core (33.8 M rows,
-skewed lookups), where `np.searchsorted` in 0.3 M to 4.2 M hot rows finds 15 M
-to 8 M.
 
 `row_change`, `stale_rows` and `example_change` take numpy and JAX arrays, and
 run inside `jit`.
@@ -28,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.types import Array, HotRows, Lookups
+from slipstream_jax.types import Array, Lookups
 
 
 def row_change(
@@ -55,13 +50,10 @@ def stale_rows(
 
   Args:
     change: from `row_change`.
-    threshold: in the rows' unit, strict; float or f32[].
-    touches: steps of the window that touched the row; None judges all.
-    min_touches: fewer leave a row unknown, hence not stale; 0 judges all,
-      as published. int or i32[].
-
-  Returns:
-    bool[U].
+    threshold: in the rows' unit, float or f32[].
+    touches: steps of the window that touched the row. None judges all rows.
+    min_touches: rows with fewer are not stale, int or i32[]. 0 judges all rows,
+      as published.
   """
   stale = change < threshold
   return stale if touches is None else stale & (touches >= min_touches)
@@ -73,20 +65,18 @@ def example_change(
   """Returns the alpha-th smallest row change among each example's lookups.
 
   An example with fewer than alpha real lookups is stale iff all of them are.
-  Where alpha holds for each table of a sequence [n, F, L], take the maximum
-  over tables of `example_change(change, lookups[:, f], alpha)`.
 
   Args:
-    change: of each row. Negative: the row is not watched (cold; one such
-      entry may serve all of them). inf or NaN: not stale at any threshold.
-    lookups: [n, F], or [n, F, L] padded multi-hot, whose F * L lookups then
-      count alike. Each is an index into `change`, or -1 for padding.
+    change: of each row. It is negative for rows that are not watched: one such
+      entry may serve all cold rows. inf or NaN is not stale at any threshold.
+    lookups: [n, F], or [n, F, L] padded, whose F * L lookups count alike. Each
+      is an index into `change`, or -1 for padding.
     alpha: stale lookups that make an example stale, in [1, F] ([1, F * L]).
 
   Returns:
-    Of `change`'s dtype, numpy or JAX as it is. inf, which no threshold
-    exceeds, for an example that may not be dropped: it has a lookup of a row
-    not watched, no lookup at all, or fewer than alpha that can be stale.
+    Of `change`'s dtype, numpy or JAX as it is. inf for an example that may not
+    be dropped: it looks up a row that is not watched, or no row, or fewer than
+    alpha rows that can be stale.
 
   Raises:
     UserError: alpha is out of range.
@@ -105,8 +95,8 @@ def example_change(
   looked_up = change[xp.where(real, places, 0)]
   may_be_stale = real & (looked_up >= 0)  # NaN compares as False
   ranked = xp.sort(xp.where(may_be_stale, looked_up, np.inf), axis=1)
-  # With fewer real lookups than alpha the last real one decides; what may not
-  # be stale is inf, and sorts behind.
+  # With fewer real lookups than alpha the last real one decides. Lookups that
+  # may not be stale are inf and come last.
   rank = xp.clip(real.sum(axis=1), 1, alpha) - 1
   nth = xp.take_along_axis(ranked, rank[:, None], axis=1)[:, 0]
   cold = (real & (looked_up < 0)).any(axis=1)
@@ -118,19 +108,19 @@ def exact_threshold(
 ) -> float:
   """Returns the threshold below which floor(drop_target * n) examples change.
 
-  Equal changes are dropped together or not at all. Where that leaves no
-  threshold with the exact number, the one with the nearest number is taken,
-  of two equally near the one that drops fewer: so no search could come
-  nearer, and a large group of equal changes (rows that never moved) does not
-  turn skipping off unseen. Drop target 0 gives 0.0, which drops nothing; 1
-  drops every example with a finite change, and no target drops another.
+  Equal changes are dropped together or not at all. If no threshold drops the
+  exact number, the one with the nearest number is taken, of two the one that
+  drops fewer. So a large group of equal changes (rows that never moved) does
+  not turn skipping off unnoticed. Examples whose change is not finite are never
+  dropped.
 
   Args:
     example_changes: from `example_change`, of a sample of n hot examples.
     drop_target: share of them to drop, in [0, 1].
 
   Returns:
-    The smallest such threshold; exact when compared in the changes' dtype.
+    The smallest such threshold, or 0.0 if it drops nothing. It is exact when
+    compared in the changes' dtype.
 
   Raises:
     UserError: the target is no share, or the sample is empty.
@@ -145,24 +135,19 @@ def exact_threshold(
     )
   finite = np.sort(example_changes[np.isfinite(example_changes)])
   tiny = np.finfo(finite.dtype).smallest_normal
-  # Devices flush subnormal numbers to zero; a threshold there drops nothing.
+  # Devices flush subnormal numbers to zero. A threshold there drops nothing.
   finite = np.where(finite < tiny, finite.dtype.type(0), finite)
   wanted = math.floor(drop_target * len(example_changes))
-  dropped = _nearest_cut(finite, min(wanted, len(finite)))
+  dropped = min(wanted, len(finite))
+  if dropped not in (0, len(finite)):
+    fewer = int(np.searchsorted(finite, finite[dropped], side='left'))
+    more = int(np.searchsorted(finite, finite[dropped], side='right'))
+    dropped = fewer if dropped - fewer <= more - dropped else more
   if not dropped:
     return 0.0
-  # Stale is what is strictly below: so the next number after the last dropped.
+  # The next number after the last one dropped, as stale is strictly below.
   last = finite[dropped - 1]
   return float(max(np.nextafter(last, finite.dtype.type(np.inf)), tiny))
-
-
-def _nearest_cut(ranked: Float[np.ndarray, ' m'], wanted: int) -> int:
-  """Returns the number nearest `wanted` that does not cut equal values."""
-  if wanted in (0, len(ranked)):
-    return wanted
-  fewer = int(np.searchsorted(ranked, ranked[wanted], side='left'))
-  more = int(np.searchsorted(ranked, ranked[wanted], side='right'))
-  return fewer if wanted - fewer <= more - wanted else more
 
 
 def check_drop_target(drop_target: object, where: str) -> None:
@@ -182,55 +167,51 @@ def check_drop_target(drop_target: object, where: str) -> None:
 
 
 Places = Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']
-"""Place of each lookup among the hot rows, i32; H = cold; -1 = padding."""
+"""Place of each lookup among the hot rows, i32. H is cold, -1 padding."""
 
 Alpha = int | tuple[int, ...] | None
-"""Stale lookups that make an example stale: of all its lookups together, or
-of each table's; None asks for all of them."""
+"""Stale lookups that make an example stale: of all its lookups together, or of
+each table's. None asks for all of them."""
 
 
 class ExampleKinds(NamedTuple):
   """Kinds of n examples, by the rows that they look up."""
 
   hot: Bool[np.ndarray, ' n']
-  """Every row is hot; also if there is no lookup."""
+  """All rows are hot. True without a lookup."""
   stale: Bool[np.ndarray, ' n']
   """Hot, and at least alpha lookups are of stale rows."""
   stale_share: Float[np.ndarray, ' n']
   """Share of the lookups that are of stale rows, f32 in [0, 1]."""
 
 
+def only_hot(places: Places, number: int) -> Bool[np.ndarray, ' n']:
+  """Returns which examples look up only hot rows, of `number` hot rows."""
+  # H, of cold rows, is the largest place, and -1, of padding, the smallest.
+  axes = tuple(range(1, places.ndim))
+  hot: np.ndarray = places.max(axis=axes, initial=-1) < number
+  return hot
+
+
 def classify(
-  hot: HotRows,
-  lookups: Lookups,
-  stale: Bool[np.ndarray, ' H_and_1'],
-  alpha: Alpha = None,
+  places: Places, stale: Bool[np.ndarray, ' H_and_1'], alpha: Alpha = None
 ) -> ExampleKinds:
   """Finds the hot and the stale examples.
 
   An example, or with alpha per table a table's list in it, that has fewer than
-  alpha real lookups needs all of them stale; one without lookups is not
-  stale. A cold example is never stale.
+  alpha real lookups is stale if all of them are. One without lookups is not
+  stale, and neither is a cold one.
 
   Args:
-    hot: the hot rows.
-    lookups: [n, F], or [n, F, L] with -1 for padding.
+    places: `hot.places` of the lookups [n, F] or [n, F, L].
     stale: of each hot row, and False for all cold ones:
       `hot.with_cold(mask, False)`, made once per mask.
-    alpha: in [1, F * L], or for each table in [1, L]; L is 1 for [n, F].
+    alpha: in [1, F * L], or for each table in [1, L]. L is 1 for [n, F].
 
   Raises:
-    UserError: alpha is out of range, or `stale` is no mask of these rows.
+    UserError: alpha is out of range.
   """
-  _check_length(hot, stale, 'classify, stale')
-  return classify_places(hot.places(lookups), stale, alpha)
-
-
-def classify_places(
-  places: Places, stale: Bool[np.ndarray, ' H_and_1'], alpha: Alpha = None
-) -> ExampleKinds:
-  """Does as `classify`, given `hot.places(lookups)`."""
-  cold = len(stale) - 1
+  is_hot = only_hot(places, len(stale) - 1)
   places = _by_table(places, alpha)
   needed = _alphas(places.shape, alpha)
   # -1, padding, finds the last entry, which is of cold rows: not stale.
@@ -238,7 +219,6 @@ def classify_places(
   real_lookups = _count(places >= 0)
   enough = stale_lookups >= np.minimum(needed, real_lookups)
   total = real_lookups.sum(axis=1)
-  is_hot = places.max(axis=(1, 2), initial=-1) < cold
   is_stale = is_hot & enough.all(axis=1) & (total > 0)
   share = stale_lookups.sum(axis=1) / np.maximum(total, 1)
   return ExampleKinds(is_hot, is_stale, share.astype(np.float32))
@@ -251,45 +231,33 @@ def _count(flags: Bool[np.ndarray, 'n T K']) -> Int[np.ndarray, 'n T']:
 
 
 def example_changes(
-  hot: HotRows,
-  lookups: Lookups,
-  change: Float[np.ndarray, ' H_and_1'],
-  alpha: Alpha = None,
+  places: Places, change: Float[np.ndarray, ' H_and_1'], alpha: Alpha = None
 ) -> Float[np.ndarray, ' n']:
   """Returns the threshold above which `classify` calls each example stale.
 
-  What `exact_threshold` needs: `stale = change < T` makes exactly those
-  examples stale whose value here is below T.
+  `stale = change < T` makes exactly those examples stale whose value here is
+  below T, which is what `exact_threshold` needs.
 
   Args:
-    hot: the hot rows.
-    lookups: [n, F] or [n, F, L] of sampled examples, as for `classify`.
+    places: `hot.places` of the lookups of n sampled examples.
     change: of each hot row, and -1 for all cold ones:
       `hot.with_cold(change, -1)`. Give inf to rows not touched enough.
     alpha: as for `classify`.
 
   Raises:
-    UserError: as `classify`.
+    UserError: alpha is out of range.
   """
-  _check_length(hot, change, 'example_changes, change')
-  return place_changes(hot.places(lookups), change, alpha)
-
-
-def place_changes(
-  places: Places, change: Float[np.ndarray, ' H_and_1'], alpha: Alpha = None
-) -> Float[np.ndarray, ' n']:
-  """Does as `example_changes`, given `hot.places(lookups)`."""
   places = _by_table(places, alpha)
   tables = [
     np.where(
       (places[:, table] >= 0).any(axis=1),
       example_change(change, places[:, table], needed),
-      change.dtype.type(-np.inf),  # an empty list asks for nothing
+      change.dtype.type(-np.inf),  # an empty list decides nothing
     )
     for table, needed in enumerate(_alphas(places.shape, alpha).tolist())
   ]
-  # Stale iff each table's list is, so the highest value decides; an example
-  # without any lookup is never stale.
+  # Stale iff each table's list is, so the highest value decides. An example
+  # without a lookup is never stale.
   highest = np.max(tables, axis=0)
   return np.where(highest == -np.inf, change.dtype.type(np.inf), highest)
 
@@ -329,13 +297,3 @@ def _alphas(
       hint='count the lookups of one example, at most all of them',
     )
   return np.array(given)
-
-
-def _check_length(hot: HotRows, values: np.ndarray, where: str) -> None:
-  if len(values) != len(hot.rows) + 1:
-    raise UserError(
-      f'{len(hot.rows)} hot rows take {len(hot.rows) + 1} values',
-      got=len(values),
-      where=where,
-      hint='add the one of all cold rows with hot.with_cold',
-    )

@@ -24,8 +24,7 @@ class FirstRows(NamedTuple):
   num_rows: int
   """N, the number of rows of the group."""
   rows: Callable[[RowIds], RowBlock]
-  """Returns the values of some rows [U, ...]. An empty block has the dtypes and
-  shapes."""
+  """Returns the values of some rows [U, ...]."""
   block: Callable[[], RowBlock]
   """Returns the values of all rows, [N, ...], in new arrays."""
   owner: int = 0
@@ -50,16 +49,14 @@ class TierCounts(NamedTuple):
   waited_s: float = 0.0
   """Seconds that callers waited for a fetch or for room in the queue."""
   bytes_read: int = 0
-  """Bytes read in whole blocks, including those of rows moved within the file.
-  """
+  """Bytes of whole blocks, including those of rows moved within the file."""
   bytes_written: int = 0
-  """Bytes written in whole blocks, including those of rows moved within the
-  file."""
+  """As `bytes_read`."""
 
 
 BeforeWrite = Callable[[RowIds | None], None]
-"""Called with the rows, i64[U], that a store is about to write. None: the store
-is about to replace or drop all rows."""
+"""Called with the rows that a store is about to write. None: it is about to
+replace or drop all rows."""
 
 
 def ignore_writes(rows: RowIds | None) -> None:
@@ -106,10 +103,7 @@ class RowStore(Protocol):
     """
 
   def prefetch(self, rows: RowIds) -> None:
-    """Announces that rows, i64[U] and unique, will be gathered soon.
-
-    Changes no value. May be called by another thread than the step's.
-    """
+    """Announces that unique rows, i64[U], will be gathered soon."""
 
   def reset(self, first: FirstRows) -> None:
     """Sets all rows to their first values."""

@@ -45,10 +45,7 @@ class Helpers:
   ) -> None:
     """Runs the work on all rows, in parts that no two threads share.
 
-    Args:
-      work: processes a slice of the rows and writes only what belongs to them.
-      rows: the number of rows.
-      nbytes: their bytes. One thread handles small sizes alone.
+    One thread handles rows of few bytes alone.
     """
     parts = min(self.workers, nbytes // _LEAST_BYTES)
     if parts < 2:

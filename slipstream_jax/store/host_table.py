@@ -5,7 +5,7 @@ Except for those that fill tables, their cost does not depend on the size of a
 table.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import functools
 import math
 from typing import NamedTuple, no_type_check, NoReturn, SupportsInt
@@ -52,10 +52,6 @@ class Untrained(NamedTuple):
       self.tables.groups[group].owner,
     )
 
-  def blocks(self) -> Iterator[RowBlock]:
-    """Yields a new host table [N, ...] of each group."""
-    return map(self.block, range(len(self.tables.groups)))
-
   def block(self, group: int) -> RowBlock:
     """Returns all rows of a group in its dtype, with their state."""
     chosen = self.tables.groups[group]
@@ -86,18 +82,23 @@ class Untrained(NamedTuple):
     leaves = self.row_states[group]
     return RowBlock(rows, tuple(_repeat(leaf, len(rows)) for leaf in leaves))
 
-  def _fill(
-    self, name: str, out: np.ndarray, rows: RowIds | None = None
-  ) -> None:
-    """Fills `out` with the given rows of a table, or with all of them."""
+  def _fill(self, name: str, out: np.ndarray, rows: RowIds = NO_ROWS) -> None:
+    """Fills `out` with some rows of a table, or with all if `rows` is empty."""
     table = self.tables.tables[name]
-    match table.initializer or Uniform(table.vocabulary_size**-0.5):
-      case Uniform(scale):
-        words = np.random.SeedSequence(self.seed).generate_state(1, np.uint64)
-        first = _first_elements(self.tables)[name]
-        _fill_uniform(out, first, np.uint64(words[0]), scale, rows)
-      case Constant(value):
-        out[:] = value
+    how = table.initializer or Uniform(table.vocabulary_size**-0.5)
+    if isinstance(how, Constant):
+      out[:] = how.value
+      return
+    seed = np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]
+    first = np.uint64(_first_elements(self.tables)[name])
+    for at in range(0, len(out), _FILLED_ROWS):
+      part, some = (x[at : at + _FILLED_ROWS] for x in (out, rows))
+      if part.dtype == np.float32:
+        _fill_rows(part, some, at, first, seed, how.scale)
+      else:  # half precision is rounded from f32
+        exact = np.empty(part.shape, np.float32)
+        _fill_rows(exact, some, at, first, seed, how.scale)
+        part[:] = exact
 
 
 def _first_elements(tables: TableSet) -> dict[str, int]:
@@ -108,26 +109,6 @@ def _first_elements(tables: TableSet) -> dict[str, int]:
   """
   elements = [t.rows * t.embedding_dim for t in tables.tables.values()]
   return dict(zip(tables.tables, offsets(elements).tolist(), strict=False))
-
-
-def _fill_uniform(
-  out: np.ndarray,
-  first: int,
-  salt: np.uint64,
-  scale: float,
-  rows: RowIds | None,
-) -> None:
-  """Fills rows of a table whose first element has a number."""
-  rows = NO_ROWS if rows is None else rows
-  for at in range(0, len(out), _FILLED_ROWS):
-    part = out[at : at + _FILLED_ROWS]
-    # Half precision is rounded from values computed in f32.
-    is_f32 = part.dtype == np.float32
-    exact = part if is_f32 else np.empty(part.shape, np.float32)
-    some = rows[at : at + len(part)]
-    _fill_rows(exact, some, at, np.uint64(first), salt, scale)
-    if not is_f32:
-      part[:] = exact
 
 
 @kernel

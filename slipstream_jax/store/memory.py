@@ -1,7 +1,6 @@
 """Rows in host memory: arrays of all rows, updated in place."""
 
 from collections.abc import Sequence
-import math
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from slipstream_jax.store.base import (
 )
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.host_table import row_bytes
-from slipstream_jax.store.records import put
+from slipstream_jax.store.records import as_bytes, as_words, put
 from slipstream_jax.types import RowBlock, RowIds
 
 
@@ -55,11 +54,14 @@ class MemoryStore:
   ) -> None:
     """Writes the first U rows of a block."""
     self.before_write(rows)
-    leaves = [_flat(x) for x in (self._table.rows, *self._table.state)]
-    new = [_flat(x) for x in (block.rows, *block.state)]
+    leaves = self._table.rows, *self._table.state
+    pairs = [
+      as_words(as_bytes(leaf), as_bytes(values))
+      for leaf, values in zip(leaves, (block.rows, *block.state), strict=True)
+    ]
 
     def copy(part: slice) -> None:
-      for leaf, values in zip(leaves, new, strict=True):
+      for leaf, values in pairs:
         put(leaf, rows[part], values[part])
 
     helpers.run(copy, len(rows), len(rows) * self.row_bytes)
@@ -83,12 +85,6 @@ class MemoryStore:
 
   def close(self) -> None:
     """Does nothing, as there are no threads or files."""
-
-
-def _flat(array: np.ndarray) -> np.ndarray:
-  flat = array.reshape(len(array), math.prod(array.shape[1:]))
-  # numba has no bfloat16, and copying needs only the bits.
-  return flat.view(np.uint16) if flat.dtype.itemsize == 2 else flat
 
 
 def _open(groups: Sequence[FirstRows]) -> tuple[MemoryStore, ...]:

@@ -64,7 +64,7 @@ class Layout(NamedTuple):
     helpers: Helpers,
   ) -> None:
     pairs = [
-      _words(records[:, start:end], _bytes(leaf))
+      as_words(records[:, start:end], as_bytes(leaf))
       for (start, end), leaf in zip(
         itertools.pairwise(self.starts), (block.rows, *block.state), strict=True
       )
@@ -86,17 +86,17 @@ def layout_of(none: RowBlock) -> Layout:
 
 def put_whole(records: Records, at: Places, values: Records) -> None:
   """Sets records[at[i]] = values[i]."""
-  own, values = _words(records, values)
+  own, values = as_words(records, values)
   put(own, at, values)
 
 
-def _bytes(leaf: np.ndarray) -> np.ndarray:
+def as_bytes(leaf: np.ndarray) -> np.ndarray:
   """Returns the rows of a leaf as u8[P, w], a view if it is contiguous."""
   flat = np.ascontiguousarray(leaf)
   return flat.reshape(len(leaf), math.prod(leaf.shape[1:])).view(np.uint8)
 
 
-def _words(
+def as_words(
   records: np.ndarray, leaf: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Views bytes as words if sizes allow: copies take a quarter of the time."""

@@ -27,7 +27,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import kernel
 from slipstream_jax.store.helpers import run_parts, slices_of
 from slipstream_jax.store.records import Places, Records
-from slipstream_jax.store.space import Size, Space
+from slipstream_jax.store.space import most_blocks, Space, spare_blocks
 
 BLOCK = 4096
 """Bytes per read, the block size of most file systems."""
@@ -93,12 +93,8 @@ class ScratchFile:
     """Reads the records of unique rows, all of which were written.
 
     Another thread may write meanwhile. Of a row that it writes, either the old
-    or the new record is read.
-
-    Args:
-      rows: in any order.
-      out: u8[m, W], receives the records.
-      to: i64[n], the place of each in `out`. None: in the order of the rows.
+    or the new record is read. They are put to places of `out`, or else in the
+    order of the rows.
 
     Raises:
       OSError: the disk failed.
@@ -141,7 +137,7 @@ class ScratchFile:
     Raises:
       OSError: the disk failed. Any of the records may have been written.
     """
-    step = self._space.size.spare * self.per
+    step = self._space.spare * self.per
     for start in range(0, len(rows), step):
       part = slice(start, start + step)
       needed = -(-len(rows[part]) // self.per)
@@ -152,7 +148,7 @@ class ScratchFile:
   def _clean(self) -> None:
     """Moves records together to free blocks."""
     rows = self._space.crowded()
-    step = self._space.size.spare * self.per
+    step = self._space.spare * self.per
     for start in range(0, len(rows), step):
       some = rows[start : start + step]
       records = np.empty((len(some), self.width), np.uint8)
@@ -199,8 +195,7 @@ class ScratchFile:
   ) -> None:
     """Reads or writes a block, repeating calls that transfer a part of it.
 
-    Raises:
-      OSError: the disk failed. The error has the folder's name.
+    Errors get the folder's name.
     """
     done, start = 0, block * self.block_bytes
     try:
@@ -239,7 +234,8 @@ def shape_of(width: int) -> tuple[int, int]:
 def file_bytes(num_rows: int, width: int) -> int:
   """Returns the largest size of a file of `num_rows` records in bytes."""
   per, block_bytes = shape_of(width)
-  return Size(num_rows, per).most(num_rows) * block_bytes
+  spare = spare_blocks(num_rows, per)
+  return most_blocks(num_rows, per, spare) * block_bytes
 
 
 def aligned(size: int) -> UInt8[np.ndarray, ' size']:
@@ -321,7 +317,7 @@ def read_records(
     out: u8[m, W], receives the records.
     to: i64[n], the place of each record in `out`.
     block: scratch, u8[bytes of a block].
-    first: position in `at` to begin at.
+    first: index in `at` to begin at.
 
   Returns:
     The position up to which all records are read: n, or that of a record whose
@@ -345,14 +341,9 @@ def read_records(
 def write_blocks(
   fd: int, blocks: np.ndarray, size: int, data: np.ndarray, first: int
 ) -> int:
-  """Writes blocks, adjacent ones with one call.
+  """Writes blocks i64[b] of `size` bytes, adjacent ones with one call.
 
-  Args:
-    fd: the file descriptor.
-    blocks: i64[b], the blocks' numbers.
-    size: bytes of a block.
-    data: u8[b * size].
-    first: position in `blocks` to begin at.
+  Begins at position `first` of the blocks.
 
   Returns:
     The position up to which all blocks are written: b, or the start of a run of

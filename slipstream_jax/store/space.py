@@ -8,7 +8,7 @@ emptiest blocks are moved together, which frees those blocks.
 """
 
 from collections import deque
-from typing import NamedTuple, no_type_check
+from typing import no_type_check
 
 from jaxtyping import Bool, Int
 import numpy as np
@@ -26,38 +26,28 @@ Blocks = Int[np.ndarray, ' b']
 """Block numbers, ascending."""
 
 
-class Size(NamedTuple):
-  """The numbers of blocks that a file of N rows may have."""
+def spare_blocks(num_rows: int, per: int) -> int:
+  """Returns the blocks that a file of N rows reserves for moving records."""
+  return min(max(_LEAST, -(-num_rows // per) // 64), _MOST)
 
-  num_rows: int
-  per: int
-  """Records per block."""
 
-  @property
-  def spare(self) -> int:
-    """Blocks reserved for moving records."""
-    return min(max(_LEAST, self._full(self.num_rows) // 64), _MOST)
-
-  def most(self, rows: int) -> int:
-    """Returns the most blocks of a file with `rows` records."""
-    return int(_SHARE * self._full(rows)) + 2 * self.spare + _LEAST
-
-  def _full(self, rows: int) -> int:
-    return -(-rows // self.per)
+def most_blocks(rows: int, per: int, spare: int) -> int:
+  """Returns the most blocks of a file with records of this many rows."""
+  return int(_SHARE * -(-rows // per)) + 2 * spare + _LEAST
 
 
 class Space:
   """Positions of the records of N rows. One thread writes, others may read.
 
   Attributes:
-    size: bounds on the number of blocks.
+    spare: blocks reserved for moving records.
     rows: how many rows have a record.
   """
 
   def __init__(self, num_rows: int, per: int) -> None:
     """Makes an index without records, for `per` records per block."""
-    self.size, self.rows = Size(num_rows, per), 0
-    blocks = self.size.most(num_rows)
+    self.spare, self.rows, self._per = spare_blocks(num_rows, per), 0, per
+    blocks = most_blocks(num_rows, per, self.spare)
     # A record's position plus 1, or 0. The system allocates no memory for rows
     # that are never written.
     few = blocks * per < np.iinfo(np.uint32).max
@@ -77,8 +67,8 @@ class Space:
   @property
   def room(self) -> int:
     """The number of blocks that can be written to, less the reserved ones."""
-    most = self.size.most(self.rows) - self._end
-    return len(self._free) + most - self.size.spare
+    most = most_blocks(self.rows, self._per, self.spare) - self._end
+    return len(self._free) + most - self.spare
 
   def take(self, count: int) -> Blocks:
     """Returns free blocks, to be passed to `put` or to `give_back`."""
@@ -95,8 +85,7 @@ class Space:
   def put(self, rows: Rows, blocks: Blocks) -> None:
     """Records that rows are now in these blocks, one after the other."""
     freed = np.empty(len(rows), np.int64)
-    per = self.size.per
-    first, count = _put(self._place, self._live, rows, blocks, per, freed)
+    first, count = _put(self._place, self._live, rows, blocks, self._per, freed)
     self.rows += first
     # First in, first out: a block is reused late, when its readers have
     # finished.
@@ -108,12 +97,12 @@ class Space:
     Moving them frees about a sixteenth of the blocks. Fewer rows are returned
     if that would move too many at a time.
     """
-    used, per = self._live[: self._end], self.size.per
+    used, per = self._live[: self._end], self._per
     counts = np.bincount(used, minlength=per + 1)
     counts[0] = 0  # free blocks
     freed = np.cumsum(counts * (1 - np.arange(per + 1) / per))
     # The most records of a block to empty, never a full block.
-    goal = max(2 * self.size.spare, counts.sum() // 16)
+    goal = max(2 * self.spare, counts.sum() // 16)
     most = min(int(np.searchsorted(freed, goal)), per - 1)
     blocks = np.flatnonzero((used > 0) & (used <= most))
     blocks = blocks[np.argsort(used[blocks], kind='stable')]
@@ -138,13 +127,13 @@ def _put(
   per: int,
   freed: np.ndarray,
 ) -> tuple[int, int]:
-  """Assigns the places of some blocks to rows, one after the other.
+  """Assigns the places of empty blocks to unique rows, one after the other.
 
   Args:
     place: u32 or i64[N], position of each row's record plus 1. 0: none.
     live: u16[M], records of each block.
-    rows: i64[n], unique.
-    blocks: i64[b], empty blocks. b * per is at least n.
+    rows: i64[n].
+    blocks: i64[b], with places for n records.
     per: records per block.
     freed: out, i64[n], receives the blocks that became empty.
 
@@ -185,7 +174,7 @@ def _rows_in(
     place: as in `_put`.
     turn: i32[M], above 0 for the blocks to search.
     per: records per block.
-    rows: out, i64[n], as long as there are such rows.
+    rows: out, i64[n], for as many rows as these blocks have.
     turns: out, i32[n], `turn` of each row's block.
   """
   count = 0

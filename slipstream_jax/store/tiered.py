@@ -12,14 +12,16 @@ only if its slot still waits for this very fetch when it arrives: a `scatter` of
 the row, or another row in the slot, cancels it.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent import futures
 import functools
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxtyping import Bool
 import numpy as np
 
 from slipstream_jax.errors import check_whole
@@ -36,10 +38,9 @@ from slipstream_jax.store.base import (
 )
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.memory import MEMORY
-from slipstream_jax.store.records import layout_of, put_whole, Records
+from slipstream_jax.store.records import layout_of, Places, put_whole, Records
 from slipstream_jax.store.scratch import ScratchFile
 from slipstream_jax.store.space import PLACE_BYTES
-from slipstream_jax.store.write_queue import WriteQueue
 from slipstream_jax.types import Positions, RowBlock, RowIds, Slots, Unique
 
 _QUEUE_BYTES = 1 << 26  # capacity of the write queue
@@ -48,6 +49,130 @@ SLOT_BYTES = 35
 """Bytes of the planner per slot, in addition to the row in it."""
 MAP_BYTES = 8 + PLACE_BYTES
 """Bytes of the index per row of the tables."""
+
+
+class _Write(NamedTuple):
+  rows: RowIds
+  """Ascending."""
+  records: Records
+
+
+class _WriteQueue:
+  """Records on their way to a file, readable while they wait.
+
+  A thread of its own writes them, those of one row in order. All methods but
+  `close` must be called with `changed` held.
+
+  Attributes:
+    waited_s: seconds that callers waited for room.
+    rows_written: rows that reached the file so far.
+  """
+
+  def __init__(
+    self, file: ScratchFile, most_bytes: int, changed: threading.Condition
+  ) -> None:
+    """Makes an empty queue for a file that has no other writer.
+
+    Its condition `changed` is notified when room is made.
+    """
+    self.waited_s, self.rows_written = 0.0, 0
+    self._file, self._most, self._changed = file, most_bytes, changed
+    self._writes = deque[_Write]()
+    self._bytes, self._busy = 0, False
+    self._error: Exception | None = None
+    self._pool = futures.ThreadPoolExecutor(1, 'slipstream-writer')
+
+  def put(self, rows: RowIds, records: Records) -> None:
+    """Takes over the records of unique rows. Does not wait."""
+    order = np.argsort(rows)
+    self._writes.append(_Write(rows[order], records[order]))
+    self._bytes += records.nbytes
+    self._start_writing()
+
+  def copy(
+    self, rows: RowIds, records: Records, at: Places
+  ) -> Bool[np.ndarray, ' n']:
+    """Copies the queued records of rows to places of `records`.
+
+    Returns:
+      Which rows are queued.
+    """
+    out = np.zeros(len(rows), bool)
+    for write in reversed(self._writes):  # the newest first
+      places = np.searchsorted(write.rows, rows)
+      places = np.minimum(places, len(write.rows) - 1)
+      here = np.flatnonzero(~out & (write.rows[places] == rows))
+      if len(here):
+        put_whole(records, at[here], write.records[places[here]])
+        out[here] = True
+    return out
+
+  def make_room(self) -> None:
+    """Waits until there is room for more.
+
+    Raises:
+      OSError: a write failed. Its records stay queued for the next call.
+    """
+    self._wait(lambda: self._bytes <= self._most)
+
+  def empty(self) -> None:
+    """Waits until all records are written, or raises as `make_room`."""
+    self._wait(lambda: not self._writes)
+
+  def _wait(self, done: Callable[[], bool]) -> None:
+    started = time.perf_counter()
+    while self._error is None and not done():
+      self._start_writing()
+      self._changed.wait()
+    self.waited_s += time.perf_counter() - started
+    if self._error is not None:
+      error, self._error = self._error, None
+      raise error
+
+  def forget(self) -> None:
+    """Drops all queued records, after waiting for a write under way."""
+    self._writes.clear()
+    while self._busy:
+      self._changed.wait()
+    self._writes.clear()  # records put during the wait
+    self._bytes, self._error = 0, None
+
+  def _start_writing(self) -> None:
+    if self._writes and not self._busy and self._error is None:
+      self._busy = True
+      self._pool.submit(self._write_all)
+
+  def _write_all(self) -> None:
+    """Writes until the queue is empty. Runs in the queue's thread."""
+    error: Exception | None = None
+    while True:
+      with self._changed:
+        writes = [*self._writes]
+        if error is not None or not writes:
+          self._error, self._busy = error, False
+          self._changed.notify_all()
+          return
+      # All at once, so that rows of one block reach it together. Reversed, as
+      # `unique` returns the first occurrence and the last write counts.
+      try:
+        rows = np.concatenate([write.rows for write in writes[::-1]])
+        rows, first = np.unique(rows, return_index=True)
+        records = np.concatenate([write.records for write in writes[::-1]])
+        self._file.write(rows, records[first])
+      except Exception as failed:  # raised by the next caller
+        error = failed
+        continue
+      with self._changed:
+        self.rows_written += len(rows)
+        for write in writes:
+          # not dropped by `forget`
+          if self._writes and self._writes[0] is write:
+            self._bytes -= self._writes.popleft().records.nbytes
+        self._changed.notify_all()
+
+  def close(self) -> None:
+    """Ends the thread after it has written the queued records."""
+    self._pool.shutdown()
 
 
 class TieredStore:
@@ -64,12 +189,12 @@ class TieredStore:
     capacity: int,
     queue_bytes: int = _QUEUE_BYTES,
   ) -> None:
-    """Opens an unnamed file in the folder.
+    """Opens an unnamed file in a folder.
 
     Args:
       first: first values of the rows.
-      folder: the folder for the file.
-      capacity: C, the number of rows to keep in memory. 0: none.
+      folder: of the file.
+      capacity: C. 0: no row is kept in memory.
       queue_bytes: capacity of the write queue.
 
     Raises:
@@ -82,7 +207,7 @@ class TieredStore:
     self._placement = cached(max(self._capacity, 1), 'lru')
     self.file = ScratchFile(folder, self.num_rows, self.row_bytes)
     self._changed = threading.Condition()
-    self._queue = WriteQueue(self.file, queue_bytes, self._changed)
+    self._queue = _WriteQueue(self.file, queue_bytes, self._changed)
     self._pool = futures.ThreadPoolExecutor(4, 'slipstream-fetch')
     self._fetches, self._counts = 0, TierCounts()
     self._begin(first, 0)
@@ -217,11 +342,7 @@ class TieredStore:
     return plan.slots, new
 
   def prefetch(self, rows: RowIds) -> None:
-    """Assigns slots to rows and begins to fetch those that had none.
-
-    Raises:
-      OSError: an earlier write failed.
-    """
+    """Assigns slots to rows and begins to fetch those that had none."""
     with self._changed:
       self._queue.make_room()
       slots, new = self._take(rows)
@@ -235,15 +356,22 @@ class TieredStore:
       written = self.file.has(rows)
       self._count(fetched=int(written.sum()), first=int((~written).sum()))
     # in parallel: one waits for the disk, one computes
-    for some in (written, ~written):
+    for some, on_disk in ((written, True), (~written, False)):
       if some.any():
-        self._pool.submit(self._fetch, number, rows[some], slots[some])
+        self._pool.submit(self._fetch, number, rows[some], slots[some], on_disk)
 
-  def _fetch(self, number: int, rows: RowIds, slots: Slots) -> None:
+  def _fetch(
+    self, number: int, rows: RowIds, slots: Slots, on_disk: bool
+  ) -> None:
     """Brings rows to their slots. Runs in a thread of the pool."""
     records: Records | None = None
     try:
-      records = self._read(rows)
+      new = np.empty((len(rows), self.row_bytes), np.uint8)
+      if on_disk:
+        self.file.read(rows, new)
+      else:
+        self._layout.put(new, np.arange(len(rows)), self._first.rows(rows))
+      records = new
     finally:  # after a failure, `gather` reads again and raises the error
       with self._changed:
         due = np.flatnonzero(self._awaits[slots] == number)
@@ -253,21 +381,6 @@ class TieredStore:
           put_whole(self._records, slots[due], records[due])
           self._awaits[slots[due]] = 0
         self._changed.notify_all()
-
-  def _read(self, rows: RowIds) -> Records:
-    """Returns records of rows that are neither in memory nor queued.
-
-    Raises:
-      OSError: the disk failed.
-    """
-    written = self.file.has(rows)
-    records = np.empty((len(rows), self.row_bytes), np.uint8)
-    at, new = np.flatnonzero(written), np.flatnonzero(~written)
-    if len(at):
-      self.file.read(rows[at], records, at)
-    if len(new):
-      self._layout.put(records, new, self._first.rows(rows[new]))
-    return records
 
   def flush(self) -> None:
     """Waits until the queue is written to the disk."""

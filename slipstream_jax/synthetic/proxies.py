@@ -33,8 +33,6 @@ class Proxy(NamedTuple):
   """The data set's name."""
   spec: Spec
   """Settings of the stream."""
-  dim: int
-  """D, as published."""
   epoch_examples: int
   """Examples of the data set, as published."""
   profile_examples: int
@@ -63,7 +61,6 @@ PROXIES = {
   'kaggle': Proxy(
     title='Criteo Kaggle',
     spec=SyntheticSpec(rows=KAGGLE_ROWS),
-    dim=16,
     epoch_examples=45_000_000,
     profile_examples=2_250_000,
     hot_bytes=0.068,
@@ -77,7 +74,6 @@ PROXIES = {
       logit_std=1.3,
       base_rate=0.034,
     ),
-    dim=64,
     epoch_examples=80_000_000,
     profile_examples=4_000_000,
     hot_bytes=0.007,
@@ -95,7 +91,6 @@ PROXIES = {
       logit_std=1.2,
       base_rate=0.17,
     ),
-    dim=16,
     epoch_examples=32_300_000,
     profile_examples=6_460_000,
     hot_bytes=0.17,
@@ -104,7 +99,6 @@ PROXIES = {
   'taobao': Proxy(
     title='Taobao',
     spec=SequenceSpec(rows=TAOBAO_ROWS),
-    dim=16,
     epoch_examples=10_000_000,
     profile_examples=10_000_000,
     hot_bytes=0.76,
@@ -121,7 +115,6 @@ PROXIES = {
       logit_std=1.2,
       base_rate=0.5,
     ),
-    dim=16,
     epoch_examples=25_000_095,
     profile_examples=1_250_000,
     hot_bytes=None,

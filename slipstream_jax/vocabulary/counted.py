@@ -229,8 +229,8 @@ def _counted(
   count = 0
 
   def merged() -> pl.DataFrame:
-    one = pl.lit(1, pl.Int64).alias('lookups')
-    frames = [pl.concat(waiting).to_frame().with_columns(one)]
+    lookups = pl.len().cast(pl.Int64).alias('lookups')
+    frames = [pl.concat(waiting).to_frame().group_by('id').agg(lookups)]
     if counted is not None:
       frames.append(counted)
     return pl.concat(frames).group_by('id').agg(pl.col('lookups').sum())

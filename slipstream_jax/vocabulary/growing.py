@@ -32,7 +32,7 @@ _MOST = (1 << 31) - 1  # batches and rows are numbered in i32
 def _settings(
   size: int, admit_after: int, candidates: int | None
 ) -> dict[str, Any]:
-  """Checks arguments of `GrowingVocabulary`, with which a state must agree."""
+  """Checks and returns the settings with which a state must agree."""
   where = 'GrowingVocabulary, '
   check_whole(size, 2, where + 'size', 'give row 0 and one more at least')
   hint = 'give 1 for a row at first sight'
@@ -121,6 +121,9 @@ class Snapshot(NamedTuple):
     )
 
 
+_EMPTY = Snapshot('', 0, Entries(*np.empty((5, 0), np.int64)), [])
+
+
 def _damaged() -> UserError:
   return UserError(
     'a state must be complete and consistent',
@@ -148,9 +151,9 @@ class History:
     owner: object,
     settings: Mapping[str, Any],
     length: int,
-    saved: Snapshot | None = None,
+    saved: Snapshot,
   ) -> None:
-    """Begins with a state, or empty. Earlier states are unknown.
+    """Begins with a state. Earlier states are unknown.
 
     Args:
       owner: see above.
@@ -163,19 +166,13 @@ class History:
     """
     self.owner, self.settings, self._length = owner, settings, length
     size, waiting = settings['size'], settings['candidates']
-    if saved is None:
-      self.state = growth.new_state(size - 1, waiting)
-    else:
-      state = growth.restore(saved.entries, size - 1, waiting)
-      if state is None:
-        raise _damaged()
-      self.state = state
-    self.kind: Kind = '' if saved is None else saved.kind
-    self.batches = 0 if saved is None else saved.batches
+    state = growth.restore(saved.entries, size - 1, waiting)
+    if state is None:
+      raise _damaged()
+    self.state, self.kind, self.batches = state, saved.kind, saved.batches
     self.lock = threading.RLock()
     self.words = np.full(size if self.kind == 'text' else 0, None, object)
-    if saved is not None:
-      self.words[1 : len(saved.words) + 1] = saved.words
+    self.words[1 : len(saved.words) + 1] = saved.words
     self._changes: collections.deque[tuple[Change, list[str | None]]]
     self._changes = collections.deque()
     self._cursors = weakref.WeakValueDictionary[int, Cursor]()
@@ -253,7 +250,7 @@ class History:
 
 
 class Cursor:
-  """A reference to the newest state of a history, computed lazily."""
+  """A reference to a state of a history, the newest one when it is made."""
 
   def __init__(self, history: History) -> None:
     self.history, self.batches = history, history.batches
@@ -349,7 +346,7 @@ class GrowingVocabulary:
     check_whole(history, 1, 'GrowingVocabulary, history', hint)
     self._settings = _settings(size, admit_after, candidates)
     self.size, self._history_length, self._token = size, history, object()
-    self._history = History(self._token, self._settings, history)
+    self._history = History(self._token, self._settings, history, _EMPTY)
     self._holder: weakref.ref[object] | None = None
 
   @property

@@ -119,13 +119,6 @@ class Entries(NamedTuple):
   """Last batch of each, i32."""
 
 
-def new_state(rows: int, waiting: int) -> State:
-  """Returns the state before the first batch, for these numbers of ids."""
-  return State(
-    _new_places(rows, False), _new_places(waiting, True), _scratch(0)
-  )
-
-
 def take(
   state: State,
   ids: Int[np.ndarray, ' n'],
@@ -192,9 +185,11 @@ def entries(state: State, changes: Sequence[Change]) -> Entries:
 def restore(saved: Entries, rows: int, waiting: int) -> State | None:
   """Returns the state of some entries, or None if they have an id twice.
 
-  `rows` and `waiting` are numbers of places, as for `new_state`.
+  `rows` and `waiting` are numbers of places.
   """
-  state = new_state(rows, waiting)
+  state = State(
+    _new_places(rows, False), _new_places(waiting, True), _scratch(0)
+  )
   unique = True
   for places, ids, last in (
     (state.rows, saved.ids, saved.last),
@@ -384,33 +379,36 @@ def _wait(
   Returns 0 if there is no place to wait in, and -1 if the queue must be
   refilled.
   """
-  at = growth.counts[1]
   slot = slot_of(waiting.slots, wanted)
   word = waiting.slots[slot, 1]
   if word == 0:
     place = _next_place(waiting, now)
     if place <= 0:
       return place
-    old, sights = waiting.ids[place], np.int64(waiting.sights[place])
+    old, sights = waiting.ids[place], waiting.sights[place]
     last = _take(waiting, wanted, now)
     if last:
-      growth.waited[at, 0], growth.waited[at, 1] = old, sights
-      growth.waited[at, 2] = last
-      at += 1
+      _note(growth, old, sights, last)
     waiting.sights[place] = 1
-    growth.waited[at, 0] = wanted
-    growth.waited[at, 1] = growth.waited[at, 2] = 0
-    growth.counts[1] = at + 1
+    _note(growth, wanted, 0, 0)
     return 1
   place, last = word >> 32, word & _LAST
   if last != now:
-    growth.waited[at, 0], growth.waited[at, 1] = wanted, waiting.sights[place]
-    growth.waited[at, 2] = last
-    growth.counts[1] = at + 1
+    _note(growth, wanted, waiting.sights[place], last)
     waiting.slots[slot, 1] = (word - last) | now
   # With enough sights it only waits for a row.
   waiting.sights[place] = min(np.int64(waiting.sights[place]) + 1, enough)
   return int(waiting.sights[place])
+
+
+@kernel
+@no_type_check
+def _note(growth: _Growth, wanted: int, sights: int, last: int) -> None:
+  """Appends to `growth.waited`."""
+  at = growth.counts[1]
+  growth.waited[at, 0], growth.waited[at, 1] = wanted, sights
+  growth.waited[at, 2] = last
+  growth.counts[1] = at + 1
 
 
 @kernel

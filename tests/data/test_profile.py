@@ -82,7 +82,7 @@ def test_packed_examples_know_their_counts(tmp_path):
   with mock.patch.object(making, 'spread', None):  # nothing is read
     hot = making.popular(source, tables, 4 * 60, sizes, {}, making.Look())
   counts = packed_dataset(folder).counts()
-  assert hot.rows.tolist() == popular_rows(counts, 60, 1).rows.tolist()
+  assert hot.rows.tolist() == popular_rows(counts, 60, 1).tolist()
   held_out = slip.batches(folder, batch_size=8, split='test')
   assert held_out.row_counts() is None
   some = making.popular(held_out, tables, 4 * 60, sizes, {}, making.Look())

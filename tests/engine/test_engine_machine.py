@@ -129,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
       for name in names
     ]
     self.look_ahead = max(one.look_ahead for one in self.placements)
-    self.saved = list(UNTRAINED.blocks())
+    self.saved = [UNTRAINED.block(g) for g in range(len(GROUPS))]
     self.engine = Engine(UNTRAINED, self.placements, HOT_ROWS, storage_of(dram))
     self.hot = self.engine.hot_of_groups
     self.expect(self.saved)

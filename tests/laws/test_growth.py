@@ -49,7 +49,8 @@ def wanted():
   trainer = market.trainer(placement='resident')
   trainer.predict(market.source(labels=None))
   parts = trainer.parts
-  untrained = list(parts.engine.untrained.blocks())
+  first = parts.engine.untrained
+  untrained = [first.block(group) for group in range(len(SET.groups))]
   losses = []
   for batch, fresh in BY_HAND:
     blocks = jax.tree.map(np.array, list(parts.engine.read_back()))

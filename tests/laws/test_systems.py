@@ -180,7 +180,7 @@ def exact(name, skips=False):
   recipe = exact_recipe()
   columns, n = exact_columns(recipe), recipe.tables.num_rows
   hot = hot_rows(
-    popular_rows(access_counts([columns.lookups], n), EXACT_HOT, 1).rows, n
+    popular_rows(access_counts([columns.lookups], n), EXACT_HOT, 1), n
   )
   system = SYSTEMS[name]
   trainer = trainer_of(system, recipe, dense=3, hot=hot)

@@ -191,7 +191,7 @@ def test_hot_rows_are_those_counted(folder):
   lookups = small.columns(EXAMPLES).lookups[:SPLIT]
   counts = access_counts([lookups], made.tables.num_rows)
   expected = popular_rows(counts, 60, 1)
-  np.testing.assert_array_equal(hot.rows, expected.rows)
+  np.testing.assert_array_equal(hot.rows, expected)
 
 
 @pytest.mark.parametrize('shuffle', [True, False])

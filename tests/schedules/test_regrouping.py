@@ -19,12 +19,8 @@ from slipstream_jax.schedules.fae import (
   Rate,
   RateHistory,
 )
-from slipstream_jax.schedules.hotline import (
-  hotline,
-  hotline_micro,
-  WorkingSets,
-)
-from slipstream_jax.schedules.rebatch import is_popular
+from slipstream_jax.schedules.hotline import hotline, hotline_micro
+from slipstream_jax.schedules.rebatch import is_popular, WorkingSets
 from tests.support.schedule_bench import cut, examples, HOT_ROWS, Stream
 from tests.support.schedule_draws import HELD_OUT
 
@@ -233,7 +229,7 @@ def test_a_working_set_gives_full_popular_batches_and_then_others():
 def test_thinned_batches_fill_no_more_than_a_working_set(n, seed, count):
   """As skipping gives them."""
   rng, hot = np.random.default_rng(seed), HOT_ROWS
-  queue = WorkingSets(SIZE, hot, count)
+  queue = WorkingSets(count, hot, SIZE)
   for batch in stream(n, seed):
     kept = (rng.random(SIZE) < rng.random()) & (batch.weights > 0)
     queue.put(batch.map(lambda x, kept=kept: x[kept]))

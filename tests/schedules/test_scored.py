@@ -55,7 +55,7 @@ def test_resuming_after_every_batch(scorer, drop):
   found = mock.patch.object(
     Scoring,
     'may_drop',
-    lambda self, *_: (self._seen % 50 / 100, self._lag.total),
+    lambda self, *_: (self._seen % 50 / 100, float(self._lag[1])),
   )
   with patches, found, mock.patch.object(module, '_REPLAY', 3):
     whole = run(Stream(batches, 2), settings, keep=True)

@@ -126,7 +126,7 @@ class Oracle:
     active = self.active()
     here = [p for p in active if p[0] in last and p[1] in last]
     between = [self.place(last[one] ^ last[other]) for one, other in here]
-    self.pairs.rate = module._rates(len(active) + self.in_bags).pair_rate
+    self.pairs.rate = module._pair_rate(len(active) + self.in_bags)
     squashed = [*self.standardized(dense.astype(np.float64)), 1.0]
     numbers = range(len(squashed))
     alone = self.rows.sum(rows + bins) + sum(

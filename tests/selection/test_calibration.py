@@ -37,7 +37,7 @@ def stream():
   dataset = stream_dataset(examples_at, SPEC, test_examples=TESTED)
   profile = [next(dataset.profile(1 << 15)).lookups]
   n = sum(ROWS)
-  rows = popular_rows(access_counts(profile, n), n // 2, 1).rows
+  rows = popular_rows(access_counts(profile, n), n // 2, 1)
   return dataset, hot_rows(rows, n)
 
 

@@ -13,7 +13,7 @@ from slipstream_jax.selection.hot import (
   recount_state,
   renewed,
 )
-from slipstream_jax.selection.target import only_hot
+from slipstream_jax.selection.staleness import only_hot
 
 
 @given(st.integers(2, 60), st.data(), st.lists(st.integers(0, 9), max_size=4))

@@ -8,20 +8,9 @@ import numpy as np
 import pytest
 
 from slipstream_jax.checkpoint.state import pack, unpack
-from slipstream_jax.selection.base import ExampleFacts, Fit, fit, select
+from slipstream_jax.selection.base import ExampleFacts, Fit, joined, select
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.selection.target import (
-  counted,
-  decided,
-  due,
-  out_of_reach,
-  Progress,
-  progress_of,
-  refitted,
-  reported,
-  state_of,
-  Target,
-)
+from slipstream_jax.selection.target import DropTarget
 
 BATCHES = 240
 BLIND = [name for name, one in POLICIES.items() if not one.stale_target(1.0)]
@@ -49,24 +38,25 @@ def run(policy, asked, batches, seed=0, resume=False):
   """Dropped, asked for and hot of each batch, and what was told."""
   batches, rng = iter(batches), np.random.default_rng(seed)
   sample = list(itertools.islice(batches, 2))
-  parts = zip(*(facts[:5] for facts in sample), strict=True)
-  sample = ExampleFacts(*map(np.concatenate, parts))
-  held = decided(Progress(), float(sample.hot.mean()))
-  fitted = fit(policy, sample, asked.drop, asked.of_all)
+  sample = joined(sample)
+  target, of_all = DropTarget(policy, *asked), asked[1]
+  target.decided(float(sample.hot.mean()))
+  fitted, _ = target.fit(sample)
   rows, events = [], []
   for facts in batches:
     if resume:
-      packed = pack(state_of(held))
-      held = progress_of(unpack(packed.state, packed.data))
-    if due(asked, held):
-      held, fitted = refitted(policy, asked, held, fitted)
+      packed = pack(target.get_state())
+      target = DropTarget(policy, *asked)
+      target.set_state(unpack(packed.state, packed.data))
+    if target.is_due():
+      fitted = target.fit_again(fitted)
     uniforms = rng.random(len(facts.hot), np.float32)
     keep = select(policy, facts, fitted, uniforms).keep
     dropped = int(np.count_nonzero(~keep))
-    held, event = reported(asked, counted(asked, held, facts, dropped))
+    event = target.count(facts, dropped)
     events += [event] if event else []
-    of = len(facts.hot) if asked.of_all else np.count_nonzero(facts.hot)
-    rows.append((dropped, asked.of(facts), of))
+    of = len(facts.hot) if of_all else np.count_nonzero(facts.hot)
+    rows.append((dropped, target.wanted(facts), of))
   return np.array(rows), events
 
 
@@ -117,7 +107,7 @@ def test_any_100_batches_drop_what_was_asked(
   name, drop, of_all, hot, skill, size, refit, seed
 ):
   policy = POLICIES[name]
-  asked = Target(drop, of_all, refit)
+  asked = drop, of_all, refit
   assume(may_be_met(policy, asked, hot, size))
   rows, _ = run(policy, asked, stream(size, hot, skill, seed), seed)
   assert worst(rows) <= 0.02
@@ -127,8 +117,8 @@ def test_a_scorer_that_learns_is_surprised_less_often():
   """What one fit misses by, re-fitting does not."""
   changing = {'size': 256, 'hot': (0.5, 0.5), 'skill': (0.0, 1.0)}
   policy = POLICIES['surprise']
-  once, told_of_it = run(policy, Target(0.4, True, 0), stream(**changing))
-  again, nothing = run(policy, Target(0.4, True, 10), stream(**changing))
+  once, told_of_it = run(policy, (0.4, True, 0), stream(**changing))
+  again, nothing = run(policy, (0.4, True, 10), stream(**changing))
   assert worst(once) > 0.04
   assert worst(again) < 0.01
   assert told_of_it
@@ -136,20 +126,20 @@ def test_a_scorer_that_learns_is_surprised_less_often():
 
 
 def test_a_hot_share_that_falls_below_the_target_is_told():
-  policy, asked = POLICIES['random'], Target(0.4, True, 10)
+  policy, asked = POLICIES['random'], (0.4, True, 10)
   rows, events = run(policy, asked, stream(256, (0.5, 0.02), (0, 0)))
   last = events[-1]
-  assert last.asked == 0.4
-  assert last.missed > 0.1
-  assert last.dropped == pytest.approx(last.hot_share, abs=0.05)
-  assert last.hot_share < 0.8 * last.hot_share_before
+  assert last['asked'] == 0.4
+  assert last['missed'] > 0.1
+  assert last['dropped'] == pytest.approx(last['hot_share'], abs=0.05)
+  assert last['hot_share'] < 0.8 * last['hot_share_before']
   # What can be done is done: nearly all that is hot is dropped in the end.
   assert rows[-20:, 0].sum() > 0.9 * 20 * 256 * 0.03
 
 
 def test_what_is_owed_is_given_up_after_a_while():
   """Hot examples come back, and are not all dropped for ever."""
-  policy, asked = POLICIES['random'], Target(0.4, True, 10)
+  policy, asked = POLICIES['random'], (0.4, True, 10)
   gone = list(stream(128, (0.02, 0.02), (0, 0)))
   back = list(stream(128, (0.9, 0.9), (0, 0), seed=1))
   rows, _ = run(policy, asked, back[:20] + gone[:100] + back)
@@ -161,7 +151,7 @@ def test_what_is_owed_is_given_up_after_a_while():
 def test_it_goes_on_from_its_state_to_the_bit(name):
   changing = {'size': 24, 'hot': (0.9, 0.3), 'skill': (0.2, 0.9)}
   for refit in (0, 1, 7):
-    asked = Target(0.3, True, refit)
+    asked = 0.3, True, refit
     one, two = (
       run(POLICIES[name], asked, stream(**changing), resume=resume)
       for resume in (False, True)
@@ -171,7 +161,7 @@ def test_it_goes_on_from_its_state_to_the_bit(name):
 
 
 def test_drop_0_is_never_fitted():
-  asked = Target(0.0, True, 1)
+  asked = 0.0, True, 1
   rows, events = run(
     POLICIES['surprise'], asked, stream(24, (0.5, 0.5), (0, 1))
   )
@@ -181,12 +171,12 @@ def test_drop_0_is_never_fitted():
 
 @pytest.mark.parametrize('of_all', [True, False])
 def test_a_policy_keeps_its_fit_where_nothing_may_be_dropped(of_all):
-  policy, asked = POLICIES['random'], Target(0.5, of_all, 1)
+  target = DropTarget(POLICIES['random'], 0.5, of_all, 1)
   cold = next(stream(24, (0.0, 0.0), (0, 0)))
-  held = counted(asked, Progress(), cold, 0)
-  held, fitted = refitted(policy, asked, held, Fit(0.25))
-  assert fitted == Fit(0.25)
-  assert held.since.batches == 0
+  target.count(cold, 0)
+  assert target.is_due()
+  assert target.fit_again(Fit(0.25)) == Fit(0.25)
+  assert not target.is_due()
 
 
 def test_a_decision_says_what_cannot_be_dropped():
@@ -199,7 +189,5 @@ def test_a_decision_says_what_cannot_be_dropped():
     ('surprise', 0.6, True, 0),
     ('surprise', 1.0, True, 0.05),
   ):
-    policy, asked = POLICIES[name], Target(drop, of_all, 10)
-    fitted = fit(policy, facts, drop, of_all)
-    found = out_of_reach(policy, asked, facts, fitted)
+    _, found = DropTarget(POLICIES[name], drop, of_all, 10).fit(facts)
     assert found == pytest.approx(short, abs=0.001)

@@ -83,7 +83,7 @@ def test_a_cache_changes_no_byte(
     rows.close()
 
 
-WAYS_TO_READ = ('queue', 'threads', 'refused', 'lost')
+WAYS_TO_READ = ('queue', 'threads', 'full', 'refused', 'lost')
 
 
 @pytest.mark.parametrize('direct', [False, True])
@@ -100,6 +100,9 @@ def test_records_are_read_alike_by_a_queue_and_by_threads(
   elif way == 'lost':  # a call that there is not: nothing comes back
     broken = {platform.machine(): calls._replace(wait=99_999)}
     monkeypatch.setattr(reading, '_CALLS', broken)
+  elif way == 'full':  # the system gives no queue
+    broken = {platform.machine(): calls._replace(setup=99_999)}
+    monkeypatch.setattr(reading, '_CALLS', broken)
   rng = np.random.default_rng(1)
   for record, (path, records) in files.items():
     file = reading.RecordFile(path, record, depth, direct)
@@ -107,7 +110,8 @@ def test_records_are_read_alike_by_a_queue_and_by_threads(
     if way == 'threads' or file._aligned == 1:
       assert not queued
     elif way == 'refused' and queued:
-      queue = file._taken()._replace(number=1)  # that the system does not know
+      # A number that the system does not know.
+      queue = file._new_queue()._replace(number=1)
       file._idle.append(queue)
     for count in 0, 1, 7, 300:
       rows = rng.choice(ROWS, count, replace=False)
@@ -118,7 +122,7 @@ def test_records_are_read_alike_by_a_queue_and_by_threads(
       np.testing.assert_array_equal(out[at], records[rows[at]])
       others = np.setdiff1d(np.arange(count), at)
       assert not out[others].any()
-    assert file._queued == (queued and way != 'lost')
+    assert file._queued == (queued and way not in ('full', 'lost'))
     file.close()
     file.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream_jax.store import scratch
 from slipstream_jax.store.scratch import file_bytes, ScratchFile, shape_of
-from slipstream_jax.store.space import Space
+from slipstream_jax.store.space import most_blocks, Space
 
 # 409, 8, 2 and 1 records of a block.
 WIDTHS = (10, 512, 2048, 5000)
@@ -77,7 +77,7 @@ def test_there_is_room_as_long_as_the_blocks_are_within_bounds(
   space = Space(num_rows, per)
   for _ in range(30):
     some = rng.permutation(num_rows)[: rng.integers(1, most + 1)]
-    step = space.size.spare * per
+    step = space.spare * per
     for start in range(0, len(some), step):
       part = some[start : start + step]
       turns = 0
@@ -93,7 +93,7 @@ def test_there_is_room_as_long_as_the_blocks_are_within_bounds(
     assert space.rows == len(written)
     at = space.at(written)
     assert len(np.unique(at)) == len(at)
-    assert at.max() < space.size.most(len(written)) * per
+    assert at.max() < most_blocks(len(written), per, space.spare) * per
 
 
 def test_who_reads_while_records_move_reads_what_was_written(tmp_path):

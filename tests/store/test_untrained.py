@@ -32,7 +32,8 @@ def test_some_rows_are_those_of_the_whole_table(tables, seed, data):
   tables = TableSet(tables)
   state = (np.arange(3, dtype=np.float32), np.asarray(np.int32(7)))
   untrained = Untrained(tables, [state] * len(tables.groups), seed)
-  for number, whole in enumerate(untrained.blocks()):
+  for number in range(len(tables.groups)):
+    whole = untrained.block(number)
     size = tables.groups[number].num_rows
     assert len(whole.rows) == size
     rows = data.draw(st.lists(st.integers(0, size - 1)))
@@ -53,15 +54,16 @@ def test_an_optimizer_of_its_own_gives_a_table_no_other_values():
       tables | {'a': tables['a']._replace(optimizer=optax.sgd(0.1))},
     )
   )
-  (whole,) = Untrained(one, [()], 3).blocks()
-  parts = [block.rows for block in Untrained(two, [(), ()], 3).blocks()]
+  whole = Untrained(one, [()], 3).block(0)
+  parts = [Untrained(two, [(), ()], 3).block(g).rows for g in (0, 1)]
   np.testing.assert_array_equal(whole.rows, np.concatenate(parts))
 
 
 @pytest.mark.parametrize('dims', [(1, 32), (32, 1)])
 def test_tables_of_unlike_dims_share_no_value(dims):
   tables = TableSet({f't{dim}': Table(500, dim) for dim in dims})
-  blocks = Untrained(tables, [(), ()], 0).blocks()
-  values = np.concatenate([block.rows.ravel() for block in blocks])
+  untrained = Untrained(tables, [(), ()], 0)
+  parts = [untrained.block(group).rows.ravel() for group in (0, 1)]
+  values = np.concatenate(parts)
   # Of 16,500 draws out of 2^24, some agree by chance.
   assert len(np.unique(values)) > len(values) - 40

@@ -57,7 +57,7 @@ def columns(examples, *, length=None, seed=0, dim=8):
 def hot(columns, most=400):
   """The most popular rows of these examples."""
   counts = access_counts([columns.lookups], sum(ROWS))
-  return hot_rows(popular_rows(counts, most, 1).rows, sum(ROWS))
+  return hot_rows(popular_rows(counts, most, 1), sum(ROWS))
 
 
 @functools.cache

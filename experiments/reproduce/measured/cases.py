@@ -133,7 +133,7 @@ def case_of(
   counts = build.row_counts(config, data, recipe.tables.num_rows)
   data = data._replace(counts=lambda: counts)
   rows = popular_rows(counts, config.hot.bytes, sizes, recipe.tables.offsets)
-  hot = hot_rows(rows.rows, recipe.tables.num_rows)
+  hot = hot_rows(rows, recipe.tables.num_rows)
   if asked.scale == models.LAPTOP and config.data.path is None:
     data = held(data, config.data.batch_size, steps, config.eval.batch_size)
   shares = _hot_shares(data, config.data.batch_size, hot)
