@@ -129,8 +129,10 @@ class RowSnapshot:
 
   def wanted(self, rows: RowIds) -> np.ndarray:
     """Returns which rows are marked, and neither saved nor read: bool[U]."""
-    wanted = _marked(self.bits, rows) & ~_marked(self._saved_bits, rows)
-    return wanted & (rows >= self._taken)
+    marked, saved = (np.empty(len(rows), bool) for _ in range(2))
+    _marked(self.bits, rows, marked)
+    _marked(self._saved_bits, rows, saved)
+    return marked & ~saved & (rows >= self._taken)
 
   def save(self, rows: RowIds, take: Gather) -> None:
     """Saves rows of the device, ascending and above all rows that are `ready`.
@@ -206,7 +208,9 @@ class RowSnapshot:
         start = self._taken
         count, end = _next_rows(self.bits, start, self._ready, room)
         rows = room[:count].copy()
-        on_host = ~_marked(self._saved_bits, rows)
+        saved_here = np.empty(count, bool)
+        _marked(self._saved_bits, rows, saved_here)
+        on_host = ~saved_here
         self._claimed = end
         saved = [one for one in self._saved if one.rows[0] < end]
       block = self._read(rows, on_host, saved, start, end)
@@ -330,9 +334,7 @@ def _next_rows(
 
 @kernel
 @no_type_check
-def _marked(bits: np.ndarray, rows: np.ndarray) -> np.ndarray:
-  """Returns for each row, i64[U], whether its bit is set: bool[U]."""
-  out = np.empty(len(rows), np.bool_)
+def _marked(bits: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+  """Writes for each row, i64[U], whether its bit is set, to bool[U]."""
   for u in range(len(rows)):
     out[u] = bits[rows[u] >> 3] & np.uint8(1 << (rows[u] & 7)) != 0
-  return out

@@ -28,40 +28,50 @@ def pad_positions(positions: Positions, rows: int) -> Int[np.ndarray, ' Q']:
   return padded(positions, rows, bucket(len(positions), smallest=1024))
 
 
+def padded(slots: Slots, past: int, size: int) -> Int[np.ndarray, ' P']:
+  """Returns i32[size], with numbers from `past` on for padding and for -1."""
+  out = np.empty(size, np.int32)
+  _pad(slots, past, out)
+  return out
+
+
 # A compiled loop, as numpy would take several passes over i64 arrays.
 @kernel
 @no_type_check
-def padded(slots: np.ndarray, past: int, size: int) -> np.ndarray:
-  """Returns i32[size], with numbers from `past` on for padding and for -1."""
-  out = np.empty(size, np.int32)
-  for i in range(size):
+def _pad(slots: np.ndarray, past: int, out: np.ndarray) -> None:
+  for i in range(len(out)):
     if i < len(slots) and slots[i] >= 0:
       out[i] = slots[i]
     else:
       out[i] = past
       past += 1
-  return out
 
 
-@kernel
-@no_type_check
-def sources(at: np.ndarray, loaded: int, held: int, size: int) -> np.ndarray:
+def sources(
+  at: Int[np.ndarray, ' load'], loaded: int, held: int, size: int
+) -> Int[np.ndarray, ' Q']:
   """Returns the source of each row for `join`, i32[size].
 
   `at` has the place of each row in the held block, or -1 if it is loaded. There
   are `loaded` and `held` rows, with padding.
   """
   source = np.empty(size, np.int32)
+  _sources(at, loaded, held, source)
+  return source
+
+
+@kernel
+@no_type_check
+def _sources(at: np.ndarray, loaded: int, held: int, out: np.ndarray) -> None:
   from_host = 0
   for i in range(len(at)):
     if at[i] >= 0:
-      source[i] = loaded + at[i]
+      out[i] = loaded + at[i]
     else:
-      source[i] = from_host
+      out[i] = from_host
       from_host += 1
-  for i in range(len(at), size):
-    source[i] = loaded + held + i
-  return source
+  for i in range(len(at), len(out)):
+    out[i] = loaded + held + i
 
 
 @jax.jit

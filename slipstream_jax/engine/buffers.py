@@ -48,7 +48,7 @@ def handing_over() -> Iterator[None]:
 
 
 def to_step(tree: Any) -> Any:
-  """Puts numpy arrays that will not be written again on the device, in steps.
+  """Puts arrays of a step on the device, which will not be written again.
 
   It runs an identity program, compiled for each set of shapes.
   """

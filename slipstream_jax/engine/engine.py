@@ -193,7 +193,8 @@ class Engine:
   ) -> tuple[RowBlock, ...]:
     """Returns per group the plan's rows. See `GroupRows.load`.
 
-    Reassigned rows change only with `store` where they are kept.
+    Reassigned rows get their first values. Only `store` changes them where they
+    are kept.
 
     Raises:
       UserError: a plan expects other rows in the slots. Nothing changed.

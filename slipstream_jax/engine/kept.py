@@ -145,7 +145,9 @@ class DeviceRows:
         yield rows, rows
     elif not self.copies:
       # One pass over the slots, without keeping them sorted.
-      rows, slots = _marked(self.rows, bits)
+      rows, slots = np.empty((2, self.size), np.int64)
+      count = _marked(self.rows, bits, rows, slots)
+      rows, slots = rows[:count], slots[:count]
       order = np.argsort(rows, kind='stable')
       yield rows[order], slots[order]
 
@@ -191,14 +193,13 @@ def _take_slots(
 @kernel
 @no_type_check
 def _marked(
-  rows: np.ndarray, bits: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the marked ones of the rows in slots, i64[C], and their slots."""
-  out, slots = np.empty_like(rows), np.empty_like(rows)
+  rows: np.ndarray, bits: np.ndarray, out: np.ndarray, slots: np.ndarray
+) -> int:
+  """Writes and counts the marked ones of the rows in slots, and their slots."""
   count = 0
   for slot in range(len(rows)):
     row = rows[slot]
     if row >= 0 and bits[row >> 3] & np.uint8(1 << (row & 7)):
       out[count], slots[count] = row, slot
       count += 1
-  return out[:count], slots[:count]
+  return count

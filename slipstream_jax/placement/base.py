@@ -120,7 +120,9 @@ def check_hot(hot: HotRows | None, rule: str) -> HotRows:
 
 def plan_with(batch: Unique, slots: Slots) -> Plan:
   """Returns the plan that loads and stores the rows without a slot."""
-  missing, lookups, hits = _missing(batch.inverse.reshape(-1), slots)
+  room = np.empty(len(slots), np.int64)
+  absent, lookups, hits = _missing(batch.inverse.reshape(-1), slots, room)
+  missing = room[:absent]
   return Plan(
     batch.rows, batch.inverse, slots, missing, missing, batch.hot, lookups, hits
   )
@@ -129,14 +131,15 @@ def plan_with(batch: Unique, slots: Slots) -> Plan:
 @kernel
 @no_type_check
 def _missing(
-  inverse: np.ndarray, slots: np.ndarray
-) -> tuple[np.ndarray, int, int]:
-  """Returns the places of rows without a slot, and counts lookups.
+  inverse: np.ndarray, slots: np.ndarray, missing: np.ndarray
+) -> tuple[int, int, int]:
+  """Writes the places of rows without a slot, and counts them and lookups.
 
-  Counts those without padding, and those whose row has a slot. `inverse`,
+  Counts lookups without padding, and those whose row has a slot. `inverse`,
   i32[n], has the places of lookups in `slots`, integer[U].
   """
-  missing = np.empty(len(slots), np.int64)
+  # Kernels fill arrays of their caller: an interrupt while one returns an array
+  # would be a SystemError.
   absent = lookups = misses = 0
   # One byte per row keeps the array in the processor's cache.
   without = np.empty(len(slots), np.uint8)
@@ -147,12 +150,12 @@ def _missing(
   for place in inverse:
     lookups += place >= 0
   if absent == len(slots):
-    return missing, lookups, 0
+    return absent, lookups, 0
   if absent > 0:
     for place in inverse:
       if place >= 0:
         misses += without[place]
-  return missing[:absent], lookups, lookups - misses
+  return absent, lookups, lookups - misses
 
 
 def link(previous: Plan, plan: Plan) -> Plan:
@@ -163,28 +166,24 @@ def link(previous: Plan, plan: Plan) -> Plan:
   device takes it from the previous step's block.
   """
   held, rows = previous.rows[previous.store], plan.rows[plan.load]
-  return plan._replace(
-    forward=ForwardedRows(previous.rows, _places(held, rows))
-  )
+  at = np.full(len(rows), -1, np.int64)
+  if len(held) and len(rows):
+    # At least twice as many places as rows keep the probes short.
+    scratch = np.full(1 << (2 * len(held) - 1).bit_length(), -1, np.int32)
+    _find(held, rows, scratch, at)
+  return plan._replace(forward=ForwardedRows(previous.rows, at))
 
 
 @kernel
 @no_type_check
-def _places(held: np.ndarray, rows: np.ndarray) -> np.ndarray:
-  """Returns the place of each row in `held`, i64[U], or -1. Both are unique."""
-  out = np.full(len(rows), -1, np.int64)
-  if len(held) == 0 or len(rows) == 0:
-    return out
-  # At least twice as many places as rows keep the probes short.
-  size = 2
-  while size < 2 * len(held):
-    size *= 2
-  places = np.full(size, -1, np.int32)
+def _find(
+  held: np.ndarray, rows: np.ndarray, scratch: np.ndarray, out: np.ndarray
+) -> None:
+  """Writes the place of each row in `held`, i64[U], or -1. Both are unique."""
   for v in range(len(held)):
-    places[place_slot(places, held, held[v])] = v
+    scratch[place_slot(scratch, held, held[v])] = v
   for u in range(len(rows)):
-    out[u] = places[place_slot(places, held, rows[u])]
-  return out
+    out[u] = scratch[place_slot(scratch, held, rows[u])]
 
 
 def bucket(count: int, smallest: int = 256) -> int:

@@ -200,7 +200,8 @@ def _move(
   cache: Cache, batch: Unique, coming: Sequence[Unique], step: int
 ) -> Plan:
   """Assigns slots to the missing rows in the cache. Returns the plan."""
-  slots = _slots_of(cache, batch.rows)
+  slots = np.empty(len(batch.rows), np.int64)
+  _slots_of(cache, batch.rows, slots)
   # Hits are counted before the missing rows get slots.
   plan = plan_with(batch, slots)
   there = len(slots) - len(plan.load)
@@ -209,10 +210,14 @@ def _move(
   taken = _take(cache, slots, coming, step, room)
   room = len(taken)
   placed = plan.load[:room]  # the others are loaded for this step only
-  evict, evict_slots = _replace(cache, batch.rows[placed], taken)
+  evict, evict_slots = np.empty((2, room), np.int64)
+  dirty = _replace(cache, batch.rows[placed], taken, evict, evict_slots)
   slots[placed] = taken
   return plan._replace(
-    slots=slots, store=plan.load[room:], evict=evict, evict_slots=evict_slots
+    slots=slots,
+    store=plan.load[room:],
+    evict=evict[:dirty],
+    evict_slots=evict_slots[:dirty],
   )
 
 
@@ -226,17 +231,20 @@ def _take(
   """
   taken = np.empty(0, np.int64)
   for frozen in (False, True):
-    unused = _take_unused(cache, step, frozen, room - len(taken))
-    taken = np.concatenate([taken, unused])
+    unused = np.empty(room - len(taken), np.int64)
+    count = _take_unused(cache, step, frozen, unused)
+    taken = np.concatenate([taken, unused[:count]])
     if len(taken) < room and coming:
       # The batch's own rows are marked as seen, so that they stay. The mark is
       # the step's number, so no mark needs clearing.
       cache.seen[slots[slots >= 0]] = step
       # It marks the slots that it finds, so a row counts for the first coming
       # batch that uses it. Ties are broken as in the heap: lowest slot first.
-      groups = [
-        np.sort(_next_uses(cache, batch.rows, step, frozen)) for batch in coming
-      ]
+      groups = []
+      for batch in coming:
+        group = np.empty(len(batch.rows), np.int64)
+        count = _next_uses(cache, batch.rows, step, frozen, group)
+        groups.append(np.sort(group[:count]))
       latest = np.concatenate(groups[::-1])[: room - len(taken)]
       taken = np.concatenate([taken, latest])
   return taken
@@ -314,27 +322,22 @@ def _note(cache: Cache, rows: np.ndarray, number: int) -> None:
 
 @kernel
 @no_type_check
-def _slots_of(cache: Cache, rows: np.ndarray) -> np.ndarray:
-  """Returns the slot of each row, i64[U]. -1 if it has none."""
-  out = np.empty(len(rows), np.int64)
+def _slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
+  """Writes the slot of each row, i64[U]. -1 if it has none."""
   for u in range(len(rows)):
     out[u] = cache.place_of[rows[u]] - 1
-  return out
 
 
 @kernel
 @no_type_check
-def _take_unused(
-  cache: Cache, step: int, frozen: bool, most: int
-) -> np.ndarray:
-  """Takes up to `most` slots whose rows no known batch uses, in heap order.
+def _take_unused(cache: Cache, step: int, frozen: bool, out: np.ndarray) -> int:
+  """Fills `out` with slots whose rows no known batch uses, in heap order.
 
   These slots leave the heap, as do those of used rows that it meets. If it is
-  to take `frozen` rows, no others may be left.
+  to take `frozen` rows, no others may be left. Returns how many it found.
   """
-  out, count = np.empty(most, np.int64), 0
-  heap = cache.heap
-  while count < most and heap[0] > 0:
+  heap, count = cache.heap, 0
+  while count < len(out) and heap[0] > 0:
     key = heap[1]
     if key >= _FROZEN and not frozen:
       break  # all remaining entries are frozen
@@ -351,20 +354,20 @@ def _take_unused(
     if row < 0 or cache.latest_use[row] <= step:
       out[count] = slot
       count += 1
-  return out[:count]
+  return count
 
 
 @kernel
 @no_type_check
 def _next_uses(
-  cache: Cache, rows: np.ndarray, step: int, frozen: bool
-) -> np.ndarray:
-  """Returns the slots of frozen or other rows whose next use is in this batch.
+  cache: Cache, rows: np.ndarray, step: int, frozen: bool, out: np.ndarray
+) -> int:
+  """Writes the slots of frozen or other rows whose next use is in this batch.
 
   Call it for the coming batches, the next one first. It skips slots whose
-  `seen` is the number of the step, and marks those that it finds.
+  `seen` is the number of the step, marks those that it finds, and counts them.
   """
-  out, count = np.empty(len(rows), np.int64), 0
+  count = 0
   for row in rows:
     slot = cache.place_of[row] - 1
     if slot < 0 or cache.seen[slot] == step or cache.frozen[slot] != frozen:
@@ -372,20 +375,23 @@ def _next_uses(
     cache.seen[slot] = step
     out[count] = slot
     count += 1
-  return out[:count]
+  return count
 
 
 @kernel
 @no_type_check
 def _replace(
-  cache: Cache, rows: np.ndarray, slots: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Assigns `slots` to `rows`, i64[n]. Returns evicted rows, and their slots.
+  cache: Cache,
+  rows: np.ndarray,
+  slots: np.ndarray,
+  evict: np.ndarray,
+  evict_slots: np.ndarray,
+) -> int:
+  """Assigns `slots` to `rows`, i64[n]. Writes evicted rows and their slots.
 
-  Only rows that may have changed are returned. The host's copies of all others
-  are current.
+  Writes and counts only rows that may have changed. The host's copies of all
+  others are current.
   """
-  evict, evict_slots = np.empty_like(rows), np.empty_like(rows)
   count = 0
   for i in range(len(rows)):
     slot = slots[i]
@@ -398,7 +404,7 @@ def _replace(
     cache.row_at[slot] = rows[i]
     cache.place_of[rows[i]] = slot + 1
     cache.dirty[slot] = False
-  return evict[:count], evict_slots[:count]
+  return count
 
 
 @kernel

@@ -94,20 +94,20 @@ def _lfu_start(
 def _lfu_used(counts: Counts, batch: Unique, step: int) -> Priorities:
   # Only ratios matter, so later uses weigh more and the N counts need no decay.
   now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
-  return _by_count(_add_use(counts, batch.rows, now))
+  sums = np.empty(len(batch.rows), np.float32)
+  _add_use(counts, batch.rows, now, sums)
+  return _by_count(sums)
 
 
 @kernel
 @no_type_check
 def _add_use(
-  counts: np.ndarray, rows: np.ndarray, use: np.float32
-) -> np.ndarray:
-  """Adds `use` to counts f32[N] of unique rows. Returns their sums f32[U]."""
-  sums = np.empty(len(rows), np.float32)
+  counts: np.ndarray, rows: np.ndarray, use: np.float32, sums: np.ndarray
+) -> None:
+  """Adds `use` to counts f32[N] of unique rows. Writes their sums f32[U]."""
   for u in range(len(rows)):
     sums[u] = counts[rows[u]] + use
     counts[rows[u]] = sums[u]
-  return sums
 
 
 def _lfu_renew(
