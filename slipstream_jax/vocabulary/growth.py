@@ -309,16 +309,21 @@ def _use(
   return misses, uses, read
 
 
+def _last(places: Places) -> Int[np.ndarray, ' n+1']:
+  """Returns the last batch of each place, i32. 0 if it has no id."""
+  last = np.zeros(len(places.ids), np.int32)
+  _find_last(places, last)
+  return last
+
+
 @kernel
 @no_type_check
-def _last(places: Places) -> np.ndarray:
-  """Returns the last batch of each place, i32[n + 1]; 0 if it has no id."""
-  last = np.zeros(len(places.ids), np.int32)
+def _find_last(places: Places, last: np.ndarray) -> None:
+  # Returns nothing: Ctrl-C while numba makes an array is a SystemError.
   for slot in range(len(places.slots)):
     word = places.slots[slot, 1]
     last[word >> 32] = word & _LAST
   last[0] = 0
-  return last
 
 
 @kernel
