@@ -312,7 +312,7 @@ class GrowingVocabulary:
     >>> words.assign(['a', 'b', 'a']).rows
     array([0, 0, 1], dtype=int32)
     >>> words.assign(['b', 'a'])
-    Assigned(rows=array([2, 1], dtype=int32), fresh=array([2]))
+    AssignedRows(rows=array([2, 1], dtype=int32), fresh=array([2]))
     >>> state = words.get_state(batches=1)
     >>> words.set_state(state)
     >>> words.rows(['b', 'a'])

@@ -309,7 +309,7 @@ def _use(
   return misses, uses, read
 
 
-def _last(places: Places) -> Int[np.ndarray, ' n+1']:
+def _last(places: Places) -> Int[np.ndarray, ' places']:
   """Returns the last batch of each place, i32. 0 if it has no id."""
   last = np.zeros(len(places.ids), np.int32)
   _find_last(places, last)
