@@ -45,7 +45,7 @@ from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import BadLoss, train
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder of the run; a new one under runs/ by default.'

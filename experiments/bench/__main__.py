@@ -31,7 +31,7 @@ from experiments.screen.bar import Bar
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.engine.planner import PlannedBatch
-from slipstream_jax.training.parts import planned, TrainerParts
+from slipstream_jax.training.trainer_parts import planned, TrainerParts
 from slipstream_jax.types import Batch
 
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')

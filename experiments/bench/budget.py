@@ -25,7 +25,7 @@ from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.training.loop import take_step
-from slipstream_jax.training.parts import planned, TrainerParts
+from slipstream_jax.training.trainer_parts import planned, TrainerParts
 from slipstream_jax.types import Batch, RowBlock
 
 Spent = dict[str, list[float]]

@@ -22,7 +22,7 @@ from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.models.layers import widths_to_logit
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import planned, TrainerParts
+from slipstream_jax.training.trainer_parts import planned, TrainerParts
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch
 

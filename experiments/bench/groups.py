@@ -17,8 +17,8 @@ from experiments.bench import contest
 from experiments.common import build, cli, datasets, errors, report
 from experiments.screen.bar import Bar
 from slipstream_jax.tables import TableSet
-from slipstream_jax.training.parts import planned
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import planned
 
 _ROUNDS = flags.DEFINE_integer(
   'rounds', 8, 'Turns that each contender takes.', lower_bound=1

@@ -33,13 +33,13 @@ from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES
 from slipstream_jax.tables import Table, TableSet, Uniform
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.parts import (
+from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import (
   make_parts,
   scheduled,
   slipstream,
   TrainerParts,
 )
-from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import HotRows
 
 

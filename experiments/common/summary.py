@@ -16,7 +16,7 @@ from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.selection.gain import VERDICTS
 from slipstream_jax.training.metrics import Metrics
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 
 
 class Run(NamedTuple):

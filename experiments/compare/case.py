@@ -19,8 +19,8 @@ from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.metrics import Metrics
-from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import HotRows
 
 POINTS = 10

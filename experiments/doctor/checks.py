@@ -30,8 +30,8 @@ from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import predict_batch
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import Batch
 
 _STEPS = 2  # one that compiles, and one that does not

@@ -13,7 +13,7 @@ from slipstream_jax.data.admission import admit
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import BadLoss, leave_out, StepRecord
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import Batch
 
 BAD_LOSS = 'bad_loss'

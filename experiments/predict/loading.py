@@ -29,8 +29,12 @@ from slipstream_jax.store.base import Storage
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.training.evaluate import predict_batch
 from slipstream_jax.training.metrics import Predictions
-from slipstream_jax.training.parts import make_parts, start_watch, TrainerParts
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  start_watch,
+  TrainerParts,
+)
 from slipstream_jax.vocabulary.counted import Vocabulary
 
 

@@ -16,8 +16,8 @@ from slipstream_jax.store.base import (
   pieces_of,
   Storage,
 )
-from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.host_table import row_bytes
+from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.types import RowBlock, RowIds
 
 

@@ -49,8 +49,8 @@ from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import planned
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import planned
 from slipstream_jax.types import Lookups
 
 _STEPS = flags.DEFINE_integer(

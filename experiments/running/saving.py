@@ -10,7 +10,7 @@ from rich.console import Console
 from experiments.common import build, report, workdir
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position, Saving
 from slipstream_jax.errors import UserError
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 
 
 def opened(

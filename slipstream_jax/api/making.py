@@ -30,12 +30,12 @@ from slipstream_jax.store.base import Storage
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import frozen_vocabularies
-from slipstream_jax.training.parts import (
+from slipstream_jax.training.recipe import Recipe, WATCHED
+from slipstream_jax.training.trainer_parts import (
   make_parts,
   start_watch,
   TrainerParts,
 )
-from slipstream_jax.training.recipe import Recipe, WATCHED
 from slipstream_jax.types import HotRows
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from slipstream_jax.vocabulary.growing import Position as VocabularyState

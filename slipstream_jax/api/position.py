@@ -13,7 +13,11 @@ from slipstream_jax.inputs.stream import Unused
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import check_settings, Skip
 from slipstream_jax.training import watch
-from slipstream_jax.training.parts import planned, slipstream, TrainerParts
+from slipstream_jax.training.trainer_parts import (
+  planned,
+  slipstream,
+  TrainerParts,
+)
 
 _SEVERAL = 'sources'  # key of the positions of several sources in a checkpoint
 

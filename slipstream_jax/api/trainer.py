@@ -42,8 +42,8 @@ from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
-from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import LossFn, Recipe, Watched
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 from slipstream_jax.vocabulary.counted import Vocabulary

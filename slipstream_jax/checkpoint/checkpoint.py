@@ -43,7 +43,7 @@ from slipstream_jax.checkpoint.state import (
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 
 __all__ = ['Checkpoints', 'Position', 'Saving', 'Totals']
 

@@ -31,7 +31,7 @@ from slipstream_jax.engine.group_rows import GroupRows
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training import watch
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import RowBlock, RowIds
 
 _ORBAX_VERSION = 7

@@ -53,7 +53,7 @@ from slipstream_jax.checkpoint.state import (
   SCHEDULE,
 )
 from slipstream_jax.errors import UserError
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import RowBlock
 
 WRITTEN_WHOLE = 'a checkpoint must be written whole'

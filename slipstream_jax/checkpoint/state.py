@@ -28,7 +28,7 @@ from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.tables import Uniform
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.vocabulary.growing import Cursor
 
 VERSION = 8

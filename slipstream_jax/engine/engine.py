@@ -17,9 +17,9 @@ from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.selection.hot import hot_by_group, stale_by_group
 from slipstream_jax.store.base import Storage
-from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.host_table import unique_rows_of, UntrainedRows
 from slipstream_jax.store.memory import MEMORY
+from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import (
   Array,

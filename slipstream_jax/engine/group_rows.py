@@ -21,13 +21,13 @@ from slipstream_jax.engine.buffers import (
   to_step,
 )
 from slipstream_jax.engine.counters import Counters
+from slipstream_jax.engine.device_rows import DeviceRows, Indices
 from slipstream_jax.engine.dirty import DirtyRows
-from slipstream_jax.engine.kept import DeviceRows, Indices
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link, NO_ROWS
 from slipstream_jax.store.base import FirstRows, pieces_of, RowStore, set_rows
-from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.memory import MemoryStore
+from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.types import (
   HotRows,
   Positions,

@@ -20,7 +20,7 @@ from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.planner import PlannedBatch, Planner
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import State
-from slipstream_jax.store.helpers import Helpers
+from slipstream_jax.store.threads import Helpers
 from slipstream_jax.types import RowChange
 
 _WAIT_S = 0.05  # seconds between checks for an interrupt

@@ -23,7 +23,7 @@ from slipstream_jax.export.source import SourceFacts, write_ids
 from slipstream_jax.files import checksum, Path, sync
 from slipstream_jax.selection.hot import popular_rows_of_groups
 from slipstream_jax.training.forward import forward
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 
 BATCH_SIZES = 1, 64, 1024
 """The default sizes of batches that are scored at once."""

@@ -22,7 +22,7 @@ from slipstream_jax.inputs.arrays import PackedExamples, UnboundExamples
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.evaluate import frozen_vocabularies
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.hashed import (
   HashVocabulary,

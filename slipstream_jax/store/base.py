@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.types import Positions, RowBlock, RowIds
 
 PIECE_BYTES = 1 << 23

@@ -10,9 +10,9 @@ from slipstream_jax.store.base import (
   ignore_writes,
   Storage,
 )
-from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.host_table import row_bytes
 from slipstream_jax.store.records import as_bytes, as_words, put
+from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.types import RowBlock, RowIds
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Int, UInt8
 import numpy as np
 
 from slipstream_jax.hashing import kernel
-from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.types import RowBlock
 
 Records = UInt8[np.ndarray, '_records width']

@@ -25,9 +25,9 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import kernel
-from slipstream_jax.store.helpers import run_parts, slices_of
 from slipstream_jax.store.records import Places, Records
 from slipstream_jax.store.space import most_blocks, Space, spare_blocks
+from slipstream_jax.store.threads import run_parts, slices_of
 
 BLOCK = 4096
 """Bytes per read, the block size of most file systems."""

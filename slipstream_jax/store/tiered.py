@@ -36,11 +36,11 @@ from slipstream_jax.store.base import (
   Storage,
   TierCounts,
 )
-from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.store.records import layout_of, Places, put_whole, Records
 from slipstream_jax.store.scratch import ScratchFile
 from slipstream_jax.store.space import PLACE_BYTES
+from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.types import Positions, RowBlock, RowIds, Slots, Unique
 
 _QUEUE_BYTES = 1 << 26  # capacity of the write queue

@@ -12,7 +12,7 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.training import metrics
 from slipstream_jax.training.metrics import Metrics, Predictions
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import Array, Batch
 from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.growing import (

@@ -28,9 +28,9 @@ from slipstream_jax.placement import bucket
 from slipstream_jax.schedules.base import Edge
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training import watch
-from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.training.step import Blocks
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import Batch
 
 

@@ -17,7 +17,7 @@ from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.checkpoint.test_saving import saving_to
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small

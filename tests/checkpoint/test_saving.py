@@ -21,7 +21,7 @@ from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.state import SCHEDULE
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.laws.test_stores import storage
 from tests.support import small

@@ -20,7 +20,11 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import tables_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from slipstream_jax.types import Batch
 from tests.support import small
 

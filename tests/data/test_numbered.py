@@ -28,7 +28,7 @@ from slipstream_jax.synthetic.spec import SequenceSpec, SyntheticSpec
 from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.evaluate import evaluate, predict
-from slipstream_jax.training.parts import make_parts
+from slipstream_jax.training.trainer_parts import make_parts
 from tests.support import small
 from tests.support.packed_folders import write_folder
 

@@ -13,7 +13,7 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.placement.base import link
 from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 

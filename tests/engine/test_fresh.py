@@ -11,7 +11,7 @@ from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
 
 COLUMNS = small.columns(64 * 8)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 
-from slipstream_jax.engine import apply, kept
+from slipstream_jax.engine import apply, device_rows
 from slipstream_jax.engine.buffers import handing_over, to_device
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.placement.base import plan_with
@@ -50,24 +50,24 @@ def test_a_row_elsewhere_is_found_and_loaded_ones_take_slots(
   held = np.full(capacity, -1)
   stays = np.setdiff1d(np.flatnonzero(slots >= 0), load)
   held[slots[stays]] = ids[stays]
-  assert kept._misplaced(held, slots, ids, load) == -1
+  assert device_rows._misplaced(held, slots, ids, load) == -1
   if len(stays):
     wrong = rng.choice(stays)
     moved, past = held.copy(), slots.copy()
     moved[slots[wrong]] = 2000
     past[wrong] = capacity
-    assert kept._misplaced(moved, slots, ids, load) == wrong
-    assert kept._misplaced(held, past, ids, load) == wrong
+    assert device_rows._misplaced(moved, slots, ids, load) == wrong
+    assert device_rows._misplaced(held, past, ids, load) == wrong
 
   if len(load):  # its slot is written to, so it must be there
     wrong, past = load[0], slots.copy()
     past[wrong] = capacity + rng.integers(1 << 30)
-    assert kept._misplaced(held, past, ids, load) == wrong
+    assert device_rows._misplaced(held, past, ids, load) == wrong
 
   wanted = held.copy()
   placed = load[slots[load] >= 0]
   wanted[slots[placed]] = ids[placed]
-  assert kept._take_slots(held, slots, ids, load) == bool(len(placed))
+  assert device_rows._take_slots(held, slots, ids, load) == bool(len(placed))
   np.testing.assert_array_equal(held, wanted)
 
 

@@ -15,7 +15,7 @@ import pytest
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
 
 RUNS, WARM_UP = int(os.environ.get('SOAK_RUNS', '300')), 100

@@ -11,7 +11,11 @@ from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from tests.fuzz import sources
 from tests.fuzz.cases import columns
 from tests.fuzz.oracle import Oracle

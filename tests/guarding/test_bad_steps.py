@@ -7,7 +7,7 @@ import pytest
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import BadLoss, leave_out, train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import short_runs, small
 from tests.support.short_runs import BATCH, WHERE
 

@@ -9,7 +9,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
 
 SIZE = 32

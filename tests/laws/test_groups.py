@@ -17,7 +17,11 @@ from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from tests.fuzz.cases import PLACED
 from tests.fuzz.worlds import OPTIMIZERS, recipe, tables, World, WORLDS
 from tests.laws.test_placements import assert_same_bits

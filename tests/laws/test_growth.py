@@ -9,7 +9,7 @@ import pytest
 from slipstream_jax.data.numbered import NumberedBatches
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import planned
+from slipstream_jax.training.trainer_parts import planned
 from slipstream_jax.types import Batch
 from tests.support import market, small
 

@@ -13,7 +13,7 @@ from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import small
 

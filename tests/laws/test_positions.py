@@ -17,7 +17,11 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.training import loop
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from tests.api import shop
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small

@@ -22,8 +22,12 @@ from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.tables import Constant, Feature, Table, TableSet
 from slipstream_jax.training import loop
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, scheduled, slipstream
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  scheduled,
+  slipstream,
+)
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.short_runs import everything

@@ -13,7 +13,7 @@ from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
 
 EXAMPLES, WIDTH = 40, 6

@@ -23,8 +23,8 @@ from slipstream_jax.models.layers import MLP
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 
 SAMPLES = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'

@@ -15,7 +15,7 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.selection.hot import access_counts, popular_rows
 from slipstream_jax.tables import Feature
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.packed_folders import (

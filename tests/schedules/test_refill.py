@@ -23,8 +23,8 @@ from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
-from slipstream_jax.training.parts import slipstream as skipping
+from slipstream_jax.training.trainer_parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import slipstream as skipping
 from tests.laws.test_placements import assert_same_bits
 from tests.schedules.test_slipstream import ALL, COLUMNS, HOT
 from tests.support import small

@@ -12,7 +12,11 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import tables_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from tests.support import small
 from tests.support.watchdog import watchdog
 

@@ -16,7 +16,11 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.laws.test_placements import assert_same_bits
 from tests.schedules.test_settings import oracle_phase, PHASES

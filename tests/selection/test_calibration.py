@@ -18,8 +18,12 @@ from slipstream_jax.synthetic.stream import stream_dataset, TEST_START
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.weights import weight_aware
 

@@ -20,7 +20,7 @@ from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import (
+from slipstream_jax.training.trainer_parts import (
   is_logistic,
   make_parts,
   planned,

@@ -13,7 +13,7 @@ from slipstream_jax.export.source import (
   write_ids,
 )
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.types import Batch
 from tests.support import small
 

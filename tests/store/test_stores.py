@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from slipstream_jax.store.base import FirstRows
-from slipstream_jax.store.helpers import Helpers
 from slipstream_jax.store.memory import MemoryStore
+from slipstream_jax.store.threads import Helpers
 from slipstream_jax.store.tiered import TieredStore
 from slipstream_jax.types import RowBlock
 

@@ -11,7 +11,11 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.skip import skip_stale
 from tests.support import small

@@ -16,7 +16,11 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import features_of
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from tests.support import oracles, small
 
 STEPS = small.STEPS

@@ -12,8 +12,8 @@ from slipstream_jax.engine.planner import Windows
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.row_state import join, split
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.skip import skip_stale

@@ -16,7 +16,7 @@ from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.tables import TableSet
-from slipstream_jax.training.parts import make_parts
+from slipstream_jax.training.trainer_parts import make_parts
 from slipstream_jax.types import RowBlock
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small

@@ -22,8 +22,8 @@ from slipstream_jax.training import compiled
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import adagrad, rowwise_adagrad
 from tests.support import by_hand, small
 from tests.support.programs import finished

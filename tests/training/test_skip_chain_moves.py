@@ -10,7 +10,7 @@ from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.engine.planner import SETTLE
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.training.skip_chain import (

@@ -11,7 +11,7 @@ import slipstream_jax as slip
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, slipstream
+from slipstream_jax.training.trainer_parts import make_parts, slipstream
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.training.skip_chain import (

@@ -17,7 +17,11 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch, RowBlock
 from tests.laws.test_placements import assert_same_bits, everything_after

@@ -11,7 +11,7 @@ from slipstream_jax.models.layers import dot_interaction
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import take_step
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import oracles, small
 

@@ -18,7 +18,7 @@ from slipstream_jax.tables import tables_of
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 

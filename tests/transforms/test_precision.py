@@ -15,7 +15,7 @@ from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.tables import tables_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import stochastic_round
 from tests.laws.test_placements import assert_same_bits, everything_after
 from tests.support import small

@@ -13,7 +13,7 @@ from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.weights import scale_by_data_seen, weight_aware
 from tests.support import small

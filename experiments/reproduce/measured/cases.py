@@ -22,8 +22,8 @@ from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
-from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import HotRows
 
 _JUDGED = 1 << 14  # examples whose hot share is measured

@@ -25,7 +25,7 @@ from experiments.reproduce.results import (
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import HotRows
 
 POINTS = 200

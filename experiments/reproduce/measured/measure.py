@@ -24,7 +24,7 @@ from slipstream_jax.store.host_table import unique_rows_of
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import embedding_bytes, train
 from slipstream_jax.training.metrics import compute, Metrics, Predictions
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import HotRows
 
 Tell = Callable[[int], object]

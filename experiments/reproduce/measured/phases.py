@@ -24,7 +24,7 @@ from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.store.host_table import unique_rows_of
 from slipstream_jax.training.loop import on_device, score_held_out
-from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.trainer_parts import TrainerParts
 
 BATCHES = 8
 """That a system's phases are measured on."""

@@ -11,7 +11,7 @@ from experiments.bench.contest import trainer_of
 from experiments.common import datasets
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.training.loop import take_step
-from slipstream_jax.training.parts import planned
+from slipstream_jax.training.trainer_parts import planned
 from tests.support.runs import smoke
 
 B, SIZES = 8, (13, 5, 3)

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from slipstream_jax.store import helpers as sharing
-from slipstream_jax.store.helpers import Helpers
+from slipstream_jax.store import threads as sharing
+from slipstream_jax.store.threads import Helpers
 from slipstream_jax.types import RowBlock
 from tests.support import small
 
