@@ -95,14 +95,15 @@ def alive():
 
 atexit.register(alive)  # called last, as it is the first one registered
 from slipstream_jax.data.prefetch import ahead, Worker
-from slipstream_jax.data.prefetch import InOrder
+from slipstream_jax.data.prefetch import OrderedResults
 
 reader = ahead(itertools.count(), depth=1)
 next(reader)
 worker = Worker(itertools.count(), 1, 'slipstream-reader')
-ordered = InOrder(itertools.count(), lambda n: time.sleep(0.01), workers=3)
+sleep = lambda n: time.sleep(0.01)
+ordered = OrderedResults(itertools.count(), sleep, workers=3)
 next(ordered)
-waits = InOrder(ahead(itertools.count()), lambda n: n, workers=2)
+waits = OrderedResults(ahead(itertools.count()), lambda n: n, workers=2)
 next(waits)
 print(len([t for t in threading.enumerate() if 'slipstream' in t.name]))
 raise KeyboardInterrupt
