@@ -127,6 +127,17 @@ def check_batch_size(batch_size: object, where: str) -> None:
     )
 
 
+def check_pad_remainder(pad: object, where: str) -> None:
+  """Raises a `UserError` unless `pad_remainder` of a source is a bool."""
+  if not isinstance(pad, bool | np.bool):
+    raise UserError(
+      'pad_remainder must be True or False',
+      got=repr(pad),
+      where=f'{where}, pad_remainder',
+      hint='set it to False to leave the remainder out',
+    )
+
+
 def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
   """Returns the batches of `epochs` passes over the examples. None: endless.
 
@@ -242,6 +253,7 @@ class ColumnBatches(NumberedBatches):
     """
     columns = _even(columns)
     examples = len(columns.labels)
+    check_pad_remainder(pad_remainder, 'ColumnBatches')
     per_epoch = batches_per_epoch(
       examples, batch_size, pad_remainder, 'ColumnBatches, batch_size'
     )

@@ -115,8 +115,8 @@ class RawData(NamedTuple):
   label_dtype: Literal['uint8', 'float32'] = 'uint8'
   """Dtype of packed labels: u8 if all are 0 or 1, f32 if they may lie
   between."""
-  bad: BadLines = BadLines()
-  """Counts the bad lines that were skipped."""
+  bad: BadLines | None = None
+  """Counts the bad lines that were skipped. None if none may be."""
   settings: Mapping[str, Any] = types.MappingProxyType({})
   """All other settings that affect the examples, as JSON. A preparation cannot
   be resumed with other settings."""

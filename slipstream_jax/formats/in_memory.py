@@ -63,7 +63,7 @@ def in_memory(
   name = [raw.name]
   for of_split, (first, end) in split.items():
     name.append(f'examples {first + 1:,}-{end:,} to {of_split}')
-  if raw.bad.count:
+  if raw.bad is not None and raw.bad.count:
     name.append(f'{raw.bad.count:,} bad lines skipped')
   return Dataset(
     name=', '.join(name),

@@ -266,8 +266,9 @@ def verify(folder: Path) -> Iterator[tuple[str, int]]:
     UserError: as `open_packed`, or a file has changed.
   """
   packed = open_packed(folder)
-  for name, array in packed.columns.items():
-    column = Column(name, array.dtype.name, array.shape)
+  # Not the columns by name, because a damaged manifest may have a name twice.
+  for entry in packed.manifest['columns']:
+    column = _column(entry, packed.folder)
     packed.whole(column)
     yield column.file, column.nbytes
 

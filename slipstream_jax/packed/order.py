@@ -17,7 +17,7 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.numbered import check_batch_size
+from slipstream_jax.data.numbered import check_batch_size, check_pad_remainder
 from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.hashing import hashed, kernel, unit
 
@@ -89,6 +89,7 @@ class Order(NamedTuple):
 def check(order: Order, examples: int) -> None:
   """Raises a `UserError` if a data set of n examples has no such order."""
   check_batch_size(order.batch_size, 'PackedBatches, batch_size')
+  check_pad_remainder(order.pad, 'PackedBatches')
   if order.seed is not None:
     check_seed(order.seed, 'PackedBatches, shuffle_seed')
   default = 'leave it at its default'

@@ -23,6 +23,7 @@ from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path
 from slipstream_jax.formats.base import (
+  BadLines,
   check_chunk,
   check_labelled,
   checked_splits,
@@ -188,7 +189,8 @@ class _Preparation:
     The journal is saved every `SAVED_EXAMPLES` examples and after each part.
     """
     raw, parts = self.raw, self.journal.parts
-    raw.bad.restore(self.journal.bad)
+    bad = raw.bad or BadLines()
+    bad.restore(self.journal.bad)
     with _opened(self.layout, self.folder, self.journal.examples) as files:
       before = sum(part.size for part in raw.parts[: len(parts)])
       for part in raw.parts[len(parts) :]:
@@ -197,7 +199,7 @@ class _Preparation:
         before += part.size
         journal = self.journal
         examples = journal.examples - sum(p.examples for p in journal.parts)
-        done = ReadPart(part.name, examples, raw.bad.count - journal.bad)
+        done = ReadPart(part.name, examples, bad.count - journal.bad)
         self.journal = journal._replace(parts=(*journal.parts, done), chunks=0)
         if len(self.journal.parts) == len(raw.parts):
           lengths = tuple(part.examples for part in self.journal.parts)

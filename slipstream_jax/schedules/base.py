@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from slipstream_jax.data.source import BatchSource, SourceWrapper
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.rebatch import Queue
 from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
@@ -243,6 +243,17 @@ class PlainSchedule(Schedule):
     grown = state.get('vocabularies', {})
     seen = int(np.count_nonzero(batch.weights))  # the rest is padding
     return ScheduledBatch(batch, state, seen, edge=edge, grown=grown)
+
+
+def check_batches(batches: object, schedule: str) -> None:
+  """Checks the number of the source's batches that a schedule reads.
+
+  Raises:
+    UserError: it is neither None nor a whole number of at least 0.
+  """
+  if batches is not None:
+    hint = 'leave it out to read all of the source'
+    check_whole(batches, 0, f'{schedule}, batches', hint)
 
 
 def check_same(state: State, name: str, rule: str, own: object) -> None:

@@ -12,7 +12,11 @@ parts hold nothing else, as in the paper's later form.
 import functools
 
 from slipstream_jax.errors import check_whole
-from slipstream_jax.schedules.base import Regrouping, ScheduleSpec
+from slipstream_jax.schedules.base import (
+  check_batches,
+  Regrouping,
+  ScheduleSpec,
+)
 from slipstream_jax.schedules.rebatch import PopularFirstQueue, WorkingSetQueue
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.slipstream import slipstream
@@ -36,6 +40,7 @@ def hotline(
   """
   hint = f'use {WORKING_SET}, as published'
   check_whole(working_set, 1, 'hotline, working_set', hint)
+  check_batches(batches, 'hotline')
   queue = functools.partial(WorkingSetQueue, working_set)
   regrouping = Regrouping(f'hotline {working_set}', queue=queue)
   return slipstream(_NOTHING, batches, regrouping)
@@ -50,5 +55,6 @@ def hotline_micro(batches: int | None = None) -> ScheduleSpec:
   Raises:
     UserError: a number out of range.
   """
+  check_batches(batches, 'hotline_micro')
   regrouping = Regrouping('hotline_micro', queue=PopularFirstQueue)
   return slipstream(_NOTHING, batches, regrouping)

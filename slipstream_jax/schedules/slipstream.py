@@ -9,8 +9,9 @@ import time
 from typing import Any
 
 from slipstream_jax.data.source import BatchSource
-from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import (
+  check_batches,
   check_same,
   Edge,
   Probe,
@@ -70,9 +71,7 @@ def slipstream(
       where='Skip.refill',
       hint='set it to True, or take a system that keeps the order',
     )
-  if batches is not None:
-    hint = 'leave it out to read all of the source'
-    check_whole(batches, 0, 'slipstream, batches', hint)
+  check_batches(batches, 'slipstream')
 
   def make(
     source: BatchSource, hot: HotRows | None, probe: Probe
@@ -109,6 +108,8 @@ class Slipstream(Schedule):
     self._hot, self._probe = hot, probe
     self._settings, self._batches = settings, batches
     self._regrouping, self._multiple = regrouping, multiple
+    cuts = regrouping is not None and regrouping.queue is not None
+    self._only_regroups = cuts and settings.until == 0
     self._words = settings.in_words()
     if regrouping is not None:
       self._words += f', {regrouping.name}'
@@ -140,6 +141,9 @@ class Slipstream(Schedule):
     return self._regrouping.queue(self._hot, batch_size, state)
 
   def __next__(self) -> ScheduledBatch:
+    empty = self._queue is None or not self._queue.ready()
+    if empty and self._only_regroups:
+      self._remember(self._source.get_state())
     while self._queue is None or not self._queue.ready():
       if not self._read_one():
         if self._queue is None or not self._queue.waiting:
@@ -294,7 +298,8 @@ class Slipstream(Schedule):
 
   # The whole state is remembered when a window opens, after each decision, and
   # every `_REPLAY` batches unless a decision is pending. So resuming makes no
-  # decision again without its sample.
+  # decision again without its sample. Where examples are only regrouped, it is
+  # remembered whenever no full batch is left: nothing else must be saved then.
 
   def _remember_if_due(
     self, phase: Phase, decided: bool, source: State

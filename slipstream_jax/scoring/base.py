@@ -57,8 +57,13 @@ class Scorer(Protocol):
 ScorerFn = Callable[[HotRows, int, int], Scorer]
 """Makes an untrained scorer from the hot rows, F and I."""
 
+
+def _pairs(hot: HotRows, features: int, dense: int) -> Scorer:
+  return PairScorer.create(features, dense)
+
+
 SCORERS: dict[str, ScorerFn] = {
-  'pairs': lambda hot, features, dense: PairScorer.create(features, dense),
+  'pairs': _pairs,
   'linear': LinearScorer.create,
 }
 """The scorers by name."""

@@ -114,11 +114,11 @@ class Fit(NamedTuple):
 def joined(parts: Sequence[Any]) -> Any:
   """Concatenates the arrays of NamedTuples, field by field.
 
-  A field that is no array in the first part stays as it is there.
+  A field without axes in the first part, such as None, stays as it is there.
   """
   return type(parts[0])(
     *(
-      np.concatenate(column) if isinstance(column[0], np.ndarray) else column[0]
+      np.concatenate(column) if np.ndim(column[0]) else column[0]
       for column in zip(*parts, strict=True)
     )
   )
@@ -130,6 +130,11 @@ Values of examples that are always kept are ignored. With correction 'offset' it
 is called once with all labels 1 and once with all labels 0."""
 
 
+def _none_stale(drop_target: float) -> float:
+  """Returns 0 for every target. It has a name, so that policies pickle."""
+  return 0.0
+
+
 class Policy(NamedTuple):
   """A way to choose examples."""
 
@@ -139,7 +144,7 @@ class Policy(NamedTuple):
   floor: float
   """Least probability, which bounds weights, offsets and the drop rate. Above 0
   unless the correction is 'none'."""
-  stale_target: Callable[[float], float] = lambda drop_target: 0.0
+  stale_target: Callable[[float], float] = _none_stale
   """Maps the drop target to the share of hot examples that should be stale,
   the target of `exact_threshold`. 0 if staleness is not used."""
   scored: bool = False

@@ -18,6 +18,7 @@ from jaxtyping import Int, Integer
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.tables import offsets as row_offsets
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows, Lookups, StaleRows
 
@@ -134,12 +135,13 @@ def popular_rows_of_groups(
   """
   chosen = []
   for group, room in zip(tables.groups, rooms, strict=True):
-    own = np.zeros_like(counts)
-    for name in group.tables:
-      first = tables.first_rows[name]
-      of_table = slice(first, first + tables.tables[name].rows)
-      own[of_table] = counts[of_table]
-    chosen.append(popular_rows(own, room, 1))
+    firsts = np.array([tables.first_rows[name] for name in group.tables])
+    sizes = [tables.tables[name].rows for name in group.tables]
+    own = [counts[f : f + s] for f, s in zip(firsts, sizes, strict=True)]
+    rows = popular_rows(np.concatenate(own), room, 1)
+    starts = row_offsets(sizes)
+    table = np.searchsorted(starts, rows, side='right') - 1
+    chosen.append(rows + (firsts - starts[:-1])[table])
   return np.concatenate(chosen)
 
 
@@ -265,7 +267,9 @@ def replaced(
 
 def recount_state(recount: Recount, first: HotRows) -> dict[str, np.ndarray]:
   """Returns what differs from the hot rows of the start, for a position."""
-  changed = np.flatnonzero(recount.hot.rows != first.rows)
+  # Most often they are the same object, and there may be millions.
+  same = recount.hot is first
+  changed = np.flatnonzero([] if same else recount.hot.rows != first.rows)
   parts = recount.recent
   return {
     'places': changed,

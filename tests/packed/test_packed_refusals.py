@@ -50,6 +50,7 @@ def packed(tmp_path_factory):
     ({'shuffle_seed': -1}, r'whole number in \[0, 2\*\*63\), got -1'),
     ({'shard': (2, 2)}, r'got \(2, 2\)'),
     ({'shard': (0, 0)}, r'got \(0, 0\)'),
+    ({'pad_remainder': 'drop'}, "must be True or False, got 'drop'"),
     ({'block': 0}, 'a block must hold at least one example, got 0'),
     ({'buffer_bytes': 70}, 'a buffer must hold at least two examples, got 0'),
   ],

@@ -247,3 +247,35 @@ def test_hotline_micro_keeps_the_examples_of_a_batch(n, seed):
     order = kinds(item.batch).tolist()
     assert order == sorted(order, reverse=True)
     assert (np.diff(item.batch.weights) <= 0).all()  # padding comes last
+
+
+@pytest.mark.parametrize('make', [hotline, hotline_micro])
+def test_a_resumed_hotline_reads_one_working_set_again(make):
+  class Counted(Stream):
+    read = 0
+
+    def __next__(self):
+      self.read += 1
+      return super().__next__()
+
+  def begun():
+    source = Counted(stream(20 * SIZE, 3), 1)
+    return source, make().make(source, HOT_ROWS, Losses([]))
+
+  _, whole = begun()
+  whole = list(whole)
+  for at, before in enumerate(whole[:-1]):
+    source, schedule = begun()
+    schedule.set_state(before.state)
+    assert source.read <= 4
+    rest = list(schedule)
+    assert len(rest) == len(whole) - at - 1
+    for one, two in zip(rest, whole[at + 1 :], strict=True):
+      np.testing.assert_array_equal(one.batch.lookups, two.batch.lookups)
+      np.testing.assert_array_equal(one.batch.labels, two.batch.labels)
+
+
+@pytest.mark.parametrize('make', [hotline, hotline_micro])
+def test_a_bad_number_of_batches_names_the_function_called(make):
+  with pytest.raises(UserError, match=rf'\({make.__name__}, batches\)'):
+    make(batches=-1)

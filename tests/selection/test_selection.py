@@ -2,14 +2,17 @@
 
 from collections import Counter
 import fractions
+import pickle
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.selection.base import ExampleFacts, joined
 from slipstream_jax.selection.hot import (
   access_counts,
   hot_by_group,
@@ -17,6 +20,7 @@ from slipstream_jax.selection.hot import (
   popular_rows,
   popular_rows_of_groups,
 )
+from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.selection.staleness import (
   classify,
   exact_threshold,
@@ -304,3 +308,16 @@ def test_alpha_out_of_range_is_refused(shape, alpha, says):
 def test_hot_rows_out_of_range_are_refused(rows):
   with pytest.raises(UserError, match=f'{len(rows)} rows'):
     hot_rows(np.array(rows, np.int64), N)
+
+
+@pytest.mark.parametrize('name', ['random', 'random_weighted', 'surprise'])
+def test_a_policy_pickles(name):
+  assert pickle.loads(pickle.dumps(POLICIES[name])) == POLICIES[name]
+
+
+def test_columns_that_are_no_numpy_arrays_are_joined_whole():
+  facts = [
+    ExampleFacts(*(jnp.full(2, number) for _ in range(4))) for number in (1, 2)
+  ]
+  assert joined(facts).labels.tolist() == [1, 1, 2, 2]
+  assert (joined(facts).scores, joined(facts).constant) == (None, 0.0)
