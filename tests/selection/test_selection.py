@@ -7,7 +7,7 @@ import pickle
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -317,7 +317,8 @@ def test_a_policy_pickles(name):
 
 def test_columns_that_are_no_numpy_arrays_are_joined_whole():
   facts = [
-    ExampleFacts(*(jnp.full(2, number) for _ in range(4))) for number in (1, 2)
+    ExampleFacts(*(jax.device_put(np.full(2, number)) for _ in range(4)))
+    for number in (1, 2)
   ]
   assert joined(facts).labels.tolist() == [1, 1, 2, 2]
   assert (joined(facts).scores, joined(facts).constant) == (None, 0.0)
