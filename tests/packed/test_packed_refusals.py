@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from slipstream_jax.data.numbered import check_pad_remainder
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import columns as packed_columns
 from slipstream_jax.packed.batches import PackedBatches
@@ -50,7 +51,6 @@ def packed(tmp_path_factory):
     ({'shuffle_seed': -1}, r'whole number in \[0, 2\*\*63\), got -1'),
     ({'shard': (2, 2)}, r'got \(2, 2\)'),
     ({'shard': (0, 0)}, r'got \(0, 0\)'),
-    ({'pad_remainder': 'drop'}, "must be True or False, got 'drop'"),
     ({'block': 0}, 'a block must hold at least one example, got 0'),
     ({'buffer_bytes': 70}, 'a buffer must hold at least two examples, got 0'),
   ],
@@ -289,3 +289,9 @@ def test_a_folder_from_before_blocks_had_checksums_is_read(tmp_path):
     data = packed_dataset(folder)
   with pytest.raises(UserError, match=r'checksum.*frequency_t1.*delete the'):
     data.counts()
+
+
+def test_another_way_to_pad_is_refused_and_named():
+  # The function itself, because the type checks of tests refuse the argument.
+  with pytest.raises(UserError, match=r"False, got 'drop' \(A, pad_remainder"):
+    check_pad_remainder('drop', 'A')
