@@ -338,8 +338,8 @@ class StreamBatches(BatchSource):
       if not self._ahead:
         self._reader.take()
       self._last, self._batch_size = read.last, read.size
-      # Counted first: until then, `keep_from` in another thread would drop
-      # another batch for this one.
+      # Counted first, so that `keep_from` in another thread never sees a batch
+      # too many, and drops one that is not trained yet.
       self._delivered += 1
       if self._ahead:
         self._ahead -= 1

@@ -169,7 +169,7 @@ def test_a_vocabulary_knows_raw_ids():
   batch = one(
     None, pairs, tables=some, vocabularies={'user': Words('ann', 'bob')}
   )
-  np.testing.assert_array_equal(batch.lookups[:, 0], [[0, 1], [1, -1]])
+  np.testing.assert_array_equal(batch.lookups[:2, 0], [[0, 1], [1, -1]])
   # By table, and of lists of either kind: padding is no word.
   tables = TableSet(
     {'user': Table(5, unknown='row')}, {'friends': Feature('user', 'none', 3)}
