@@ -103,15 +103,15 @@ class Leaf(NamedTuple):
 class Vocabulary(NamedTuple):
   """Maps raw ids to rows of a table."""
 
-  kind: str = 'none'
+  kind: str
   """A member of `VOCABULARIES`. 'none': ids are rows. 'bounded': ids below
   `entries` are rows, and all others have the row `entries`. 'hashed': a row is
   a hash. 'ranked': the file has the row of each hash. 'counted': the file has
   the known ids, ascending, and then their rows. 'text': the same for hashes of
   texts."""
-  entries: int = 0
+  entries: int
   """Number of rows ('hashed'), buckets ('ranked') or known ids."""
-  file: str = ''
+  file: str
   """Empty if there is none."""
   hash_rows: int = 0
   """Of 'counted' and 'text': unknown ids share the rows 1 to `hash_rows` by a
@@ -198,9 +198,10 @@ def read_layout(folder: Path) -> Layout:
     ) from error
   # KeyError: a file that is not listed. ValueError: a name that cannot be.
   except (OSError, RecursionError, KeyError, ValueError) as error:
+    what = 'no file ' if isinstance(error, KeyError) else ''
     raise ServeError(
       'an export must be as it was written',
-      got=str(error)[:200],
+      got=f'{what}{error}'[:200],
       where=str(path),
       hint=_AGAIN,
     ) from error

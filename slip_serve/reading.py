@@ -124,21 +124,25 @@ class RecordFile:
     Raises:
       ServeError: the disk cannot be read.
     """
-    if self._queued and not self._idle:
-      self._idle.append(self._new_queue())
+    queue = self._take()
     count = min(self._depth, _THREADS, len(at) // _READS)
-    if self._queued or count < 2:
-      return self._read(rows, at, out)
+    if queue.number or count < 2:
+      return self._read(rows, at, out, queue)
+    self._idle.append(queue)
     parts = np.array_split(at, count)
     jobs = [self._pool.submit(self._read, rows, part, out) for part in parts]
     futures.wait(jobs)  # none may write to `out` when this is over
     return sum(job.result() for job in jobs)
 
-  def _read(self, rows: np.ndarray, at: np.ndarray, out: np.ndarray) -> int:
-    try:
-      queue = self._idle.pop()
-    except IndexError:  # other threads use all of them
-      queue = self._new_queue()
+  def _read(
+    self,
+    rows: np.ndarray,
+    at: np.ndarray,
+    out: np.ndarray,
+    queue: _Queue | None = None,
+  ) -> int:
+    if queue is None:
+      queue = self._take()
     count = _read(self._file, rows, at, self._aligned, *queue, out)
     if count == -1 - len(at):  # its reads may yet write to its slots
       _end(queue)
@@ -147,13 +151,18 @@ class RecordFile:
     self._idle.append(queue)
     return self._checked(count, rows, at)
 
-  def _new_queue(self) -> _Queue:
+  def _take(self) -> _Queue:
+    """Returns memory for reads, with a queue of the system if it gives one."""
+    try:
+      queue = self._idle.pop()
+      if queue.number or not self._queued:
+        return queue
+    except IndexError:  # other threads use all of them
+      pass
     numbers, depth = (0, 0, 0), _SLOTS
     if self._queued:
       number, calls = ctypes.c_ulong(0), _CALLS[platform.machine()]
-      if _syscall(calls.setup, self._depth, ctypes.addressof(number)):
-        self._queued = False  # the system has no room for more
-      else:
+      if not _syscall(calls.setup, self._depth, ctypes.addressof(number)):
         numbers, depth = (number.value, calls.submit, calls.wait), self._depth
     # One read has all blocks of a record, wherever in a block it begins.
     most = (-(-self.record // self._aligned) + 1) * self._aligned

@@ -75,21 +75,20 @@ class DiskRows:
     Raises:
       ServeError: the file cannot be read.
     """
-    ways = min(_WAYS, max(cache_rows, 1))
-    places = cache_rows // ways * ways
-    self._ways = ways
-    self._tags = np.full(places, -1, np.int64)
-    self._used = np.zeros(places, np.int64)
-    self._cached = np.empty((places, file.record), np.uint8)
+    self._file = file
     self._queries = 1  # number 1 is the first contents
     self._reading, self._changing = 0, threading.Condition()
-    self._file = file
-    if popular is not None and places:
-      try:
+    self._ways = ways = min(_WAYS, max(cache_rows, 1))
+    places = cache_rows // ways * ways
+    try:
+      self._tags = np.full(places, -1, np.int64)
+      self._used = np.zeros(places, np.int64)
+      self._cached = np.empty((places, file.record), np.uint8)
+      if popular is not None and places:
         self._fill(popular)
-      except BaseException:
-        self.close()
-        raise
+    except BaseException:
+      self.close()
+      raise
 
   def _fill(self, popular: np.ndarray) -> None:
     seat(popular, self._tags, self._used, self._ways)

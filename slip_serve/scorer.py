@@ -239,7 +239,7 @@ class Scorer:
     for group, source in zip(self.layout.groups, self._rows, strict=True):
       own = lookups
       if len(group.columns) < self.layout.columns:
-        own = lookups[:, np.array(group.columns)]
+        own = lookups[:, np.array(group.columns, np.int64)]
       rows, inverse = unique(own.ravel())
       block = np.zeros((own.size, group.dim), np.float32)
       if self.layout.codec == 'float32':  # read directly into the block

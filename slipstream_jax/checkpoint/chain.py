@@ -102,18 +102,18 @@ def find_chains(
 
 
 def _check(place: Place, facts: FileFacts, deep: bool) -> None:
-  if deep and facts.rows is not None:
-    check_row_file(place, facts)
-  elif deep:
-    for _ in file_pieces(place, facts):
-      pass
-  elif (size := place.size(facts.name)) != facts.bytes:
+  if (size := place.size(facts.name)) != facts.bytes:
     raise UserError(
       f'a file of a checkpoint must have {facts.bytes} bytes',
       got=f'{size} bytes',
       where=f'{place.url}/{facts.name}',
       hint='use an older checkpoint, or a copy',
     )
+  if deep and facts.rows is not None:
+    check_row_file(place, facts)
+  elif deep:
+    for _ in file_pieces(place, facts):
+      pass
 
 
 def search_for(

@@ -153,6 +153,17 @@ def file_pieces(place: Place, facts: FileFacts) -> Iterator[bytes]:
     while size <= facts.bytes and (piece := file.read(1 << 20)):
       crc, size = zlib.crc32(piece, crc), size + len(piece)
       yield piece
+  _check_content(place, facts, size, crc)
+
+
+def read_file(place: Place, facts: FileFacts) -> bytes:
+  """Returns the content of a file, or raises what `file_pieces` raises."""
+  data = place.read(facts.name, facts.bytes)
+  _check_content(place, facts, len(data), zlib.crc32(data))
+  return data
+
+
+def _check_content(place: Place, facts: FileFacts, size: int, crc: int) -> None:
   if (size, crc) != (facts.bytes, facts.crc):
     raise UserError(
       f'a file must have {facts.bytes} bytes of checksum {facts.crc}',
@@ -160,11 +171,6 @@ def file_pieces(place: Place, facts: FileFacts) -> Iterator[bytes]:
       where=f'{place.url}/{facts.name}',
       hint=LOST,
     )
-
-
-def read_file(place: Place, facts: FileFacts) -> bytes:
-  """Returns the content of a file, or raises what `file_pieces` raises."""
-  return b''.join(file_pieces(place, facts))
 
 
 def publish(place: Place, manifest: Manifest) -> None:
@@ -228,6 +234,8 @@ def read_manifest(place: Place, step: int) -> Manifest:
   try:
     manifest = _parsed(data)
     flaw = None if manifest.step == step else f'of step {manifest.step}'
+  except _BadManifest as error:
+    flaw = str(error)
   except RecursionError:
     flaw = 'JSON too deep'
   except (ValueError, KeyError, TypeError, AttributeError) as error:

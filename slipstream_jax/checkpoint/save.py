@@ -202,13 +202,11 @@ class Writer:
     """Writes files besides rows. Reuses equal ones of the last checkpoint."""
     state = self._state
     before = self._before[-1].files if self._before else {}
-    contents = {
-      DENSE: ('npz', dense_file(state.arrays)),
-      SCHEDULE: ('npz', state.schedule.data),
-    }
+    contents = {SCHEDULE: ('npz', state.schedule.data)}
     if state.hot is not None:
       contents[HOT] = 'rows', bytes_of_hot(state.hot)
-    files = {}
+    name = file_name('file', state.step, f'{DENSE}.npz')
+    files = {DENSE: write_file(self._place, name, dense_file(state.arrays))}
     for key, (ending, data) in contents.items():
       file, facts = before.get(key), (len(data), zlib.crc32(data))
       if file is None or (file.bytes, file.crc) != facts:

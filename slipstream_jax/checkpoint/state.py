@@ -9,7 +9,7 @@ A checkpoint has the facts that a trainer learns from its first source, so that
 a trainer can be made again without the source, to predict or to read rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import io
 import tempfile
 from typing import Any, NamedTuple
@@ -194,16 +194,38 @@ def state_of(trainer: TrainerParts, saved: Any) -> Any:
   return jax.tree.map(restored, trainer.state, saved)
 
 
-def dense_file(arrays: Any) -> bytes:
-  """Returns the content of the dense state's file, of a tree of arrays."""
-  return _npz(
-    {
-      name: array
-      if array.dtype.isbuiltin == 1
-      else array.view(f'u{array.itemsize}')
-      for name, array in named(arrays)
-    }
-  )
+class _Stream(io.RawIOBase):
+  """Collects what is written until it is taken. It cannot be rewound."""
+
+  def __init__(self) -> None:
+    self._pieces: list[bytes] = []
+
+  def writable(self) -> bool:
+    return True
+
+  def write(self, data: Any) -> int:
+    self._pieces.append(bytes(data))
+    return len(self._pieces[-1])
+
+  def take(self) -> list[bytes]:
+    pieces, self._pieces = self._pieces, []
+    return pieces
+
+
+def dense_file(arrays: Any) -> Iterator[bytes]:
+  """Yields the content of the dense state's file, of a tree of arrays.
+
+  It takes as much memory as the largest array.
+  """
+  stream = _Stream()
+  with zipfile.ZipFile(stream, 'w') as archive:
+    for name, array in named(arrays):
+      if array.dtype.isbuiltin != 1:
+        array = array.view(f'u{array.itemsize}')
+      with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+      yield from stream.take()
+  yield from stream.take()
 
 
 def read_dense(data: bytes, like: Any, where: str) -> Any:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, UInt8
 import numpy as np
 import polars as pl
 
-from slipstream_jax.columns.read import is_missing
+from slipstream_jax.columns.read import as_objects, is_missing
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import hash_texts, text_id
 from slipstream_jax.tables import as_array
@@ -32,6 +32,7 @@ _INTEGERS = (
 # `MISSING` is -1 and -2 pads lists, so a negative v becomes v - 2.
 _LEAST = np.iinfo(np.int64).min + 2
 _HINT = 'give int64, uint64 or strings, and None where an id is missing'
+_CAST_HINT = 'cast them to whole numbers or to text first'
 _RAGGED_HINT = 'give the values of ragged lists, end to end'
 
 
@@ -195,10 +196,13 @@ def _present_values(
       return series.to_numpy(), present, shape
     if dtype in (pl.String, pl.Categorical, pl.Enum):
       return series.cast(pl.String), present, shape
-    if dtype != pl.Binary and len(series):
-      _refuse(series[:1].to_list()[0], dtype, where)
+    # In a folder, no column of another type is one of missing ids.
+    refused = dtype != pl.Null if spell else len(series) > 0
+    if dtype != pl.Binary and refused:
+      first = next(iter(series.head(1).to_list()), None)
+      _refuse(first, dtype, where, spell)
     return _of_objects(series.to_list(), where), present, shape
-  array = _array(ids if series is None else series.to_list(), where)
+  array = _array(ids, where) if series is None else as_objects(series)
   if spell and array.dtype.kind == 'b':
     array = np.where(array, 'true', 'false')
   shape, kind = array.shape, array.dtype.kind
@@ -210,16 +214,17 @@ def _present_values(
     values = [v for v, there in zip(values, present, strict=True) if there]
     present = None if present.all() else present
   elif kind not in 'US' and values:
-    _refuse(values[0], array.dtype, where)
+    _refuse(values[0], array.dtype, where, spell)
   return _of_objects(values, where), present, shape
 
 
-def _refuse(value: object, dtype: object, where: str) -> NoReturn:
+def _refuse(value: object, dtype: object, where: str, spell: bool) -> NoReturn:
+  hint = _CAST_HINT if spell else _HINT
   raise UserError(
     _RULE,
     got=f'{value!r}, of type {dtype}',
     where=where,
-    hint=_RAGGED_HINT if isinstance(value, list) else _HINT,
+    hint=_RAGGED_HINT if isinstance(value, list) else hint,
   )
 
 

@@ -168,9 +168,8 @@ def as_objects(values: Any) -> np.ndarray:
   """Returns values as an array, and a series as an array of objects."""
   if not isinstance(values, pl.Series):
     return np.asarray(values)
-  objects = np.empty(len(values), object)
-  objects[:] = values.to_list()
-  return objects
+  # Not `np.array`, which makes a matrix of equally long tuples.
+  return np.fromiter(values.to_list(), object, len(values))
 
 
 def is_frozen(array: np.ndarray) -> bool:

@@ -315,5 +315,8 @@ class OrderedResults(Generic[T, R]):
 
   def close(self) -> None:
     """Ends the threads after the items under way."""
-    for thread in self.threads():
+    with self._changed:
+      self._over = True
+      self._changed.notify_all()
+    for thread in self._threads:
       thread.join()

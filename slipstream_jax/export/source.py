@@ -35,7 +35,7 @@ _WHERE = 'export, vocabulary of table'
 class TableIds(NamedTuple):
   """The vocabulary of one table."""
 
-  vocabulary: layout.Vocabulary = layout.Vocabulary()
+  vocabulary: layout.Vocabulary = layout.Vocabulary('none', 0, '')
   """As in the manifest, but without its file."""
   contents: tuple[np.ndarray, ...] = ()
   """Arrays of its file: the known ids i64[n], ascending, unless there are
@@ -88,10 +88,10 @@ def ids_of_vocabulary(words: Any) -> TableIds:
   """
   match words:
     case HashVocabulary():
-      return TableIds(layout.Vocabulary('hashed', words.size))
+      return TableIds(layout.Vocabulary('hashed', words.size, ''))
     case RankedHashVocabulary():
       ranks = np.asarray(words.ranks, '<i4')
-      return TableIds(layout.Vocabulary('ranked', len(ranks)), (ranks,))
+      return TableIds(layout.Vocabulary('ranked', len(ranks), ''), (ranks,))
     case Vocabulary():
       return _known('counted', words.known, 0, words.size)
   raise UserError(
@@ -167,7 +167,7 @@ def _ids_of_table(
       hint='give one vocabulary by the name of the table',
     )
   if words is None:
-    bounded = layout.Vocabulary('bounded', table.vocabulary_size)
+    bounded = layout.Vocabulary('bounded', table.vocabulary_size, '')
     return TableIds(bounded) if table.unknown == 'row' else TableIds()
   if not isinstance(words, Vocabulary):
     raise UserError(
@@ -205,5 +205,5 @@ def _known(
   """
   order = np.argsort(ids)
   rows = np.minimum(order + 1 + hash_rows, last).astype('<i4')
-  vocabulary = layout.Vocabulary(kind, len(ids), hash_rows=hash_rows)
+  vocabulary = layout.Vocabulary(kind, len(ids), '', hash_rows)
   return TableIds(vocabulary, (ids[order].astype('<i8'), rows))

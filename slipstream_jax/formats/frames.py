@@ -214,7 +214,10 @@ def _lazy(lazy: pl.LazyFrame, columns: Sequence[str]) -> Iterator[Piece]:
 
 def _table(table: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
   """Reads a frame of any library, or a dict of columns."""
-  yield from _cuts(_to_frame(table, columns, name), 0, name)
+  frame = _to_frame(table, columns, name)
+  # A slice is written with other bytes, and folders know the checksum of these.
+  cut = isinstance(table, Mapping)
+  yield from _recut(iter([frame]), name) if cut else _cuts(frame, 0, name)
 
 
 def _stream(source: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
@@ -271,7 +274,8 @@ def _series(name: str, given: Any, where: str) -> pl.Series:
   values = pl.DataFrame(
     {'row': np.repeat(rows, np.diff(splits)), 'list': series}
   )
-  lists = values.group_by('row').agg('list')
+  # In order, because the checksum of the contents depends on the layout.
+  lists = values.group_by('row', maintain_order=True).agg('list')
   # Rows with empty lists are missing from `lists`. They become null.
   every = pl.DataFrame({'row': rows})
   every = every.join(lists, on='row', how='left', maintain_order='left')

@@ -276,9 +276,10 @@ def _rows(
     return lists.where(index if real is None else int(real[index]), place)
 
   _check_whole(values, slot, where)
-  # Unsigned ones past the end become negative. They are not padding.
+  # Unsigned ones past the end become negative. They are not padding. But -1
+  # from a vocabulary is, where words or unsigned raw ids cannot be padded.
   ids = np.ascontiguousarray(values).astype(np.int64, copy=False).reshape(-1)
-  is_padded = padding is not None and real is None
+  is_padded = real is None and values.ndim == 2 and values.dtype.kind == 'i'
   rows = np.empty(len(ids), slot.dtype)
   flaw = _place_ids(ids, slot.size, slot.first, slot.unknown, is_padded, rows)
   if flaw >= 0:

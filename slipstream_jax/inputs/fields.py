@@ -127,15 +127,41 @@ class Numbers(NamedTuple):
   """Names of dense features, and of labels if there are labels."""
 
   def arranged(self, known: ColumnNames, where: str) -> 'Numbers':
-    """Returns the same numbers with columns in the order of known names."""
+    """Returns the same numbers with columns in the order of known names.
+
+    Columns are copied when rows are taken, not here.
+    """
     absent = self.dense is None
     orders = orders_of(known, self.names, where, absent=absent)
     columns: list[Any] = [self.dense, self.labels]
+    dense: Any
+    labels: Any
     dense, labels = (
-      column if order is None else column.take(order, axis=1)
+      column if order is None else Reordered(column, order)
       for column, order in zip(columns, orders, strict=True)
     )
     return self._replace(dense=dense, labels=labels)
+
+
+class Reordered:
+  """Matrix whose columns get another order when rows are taken."""
+
+  def __init__(self, matrix: np.ndarray, order: Order) -> None:
+    """Takes the columns `order` of `matrix`, which are all of them."""
+    self._matrix, self._order = matrix, order
+    self.dtype, self.shape = matrix.dtype, matrix.shape
+    self.size = matrix.size
+
+  def __len__(self) -> int:
+    return len(self._matrix)
+
+  def __getitem__(self, rows: Any) -> np.ndarray:
+    return self._matrix[rows].take(self._order, axis=1)
+
+  def take(self, rows: Int[np.ndarray, ' m'], axis: int) -> np.ndarray:
+    """Returns rows, as `numpy.ndarray.take` does with axis 0."""
+    del axis
+    return self[rows]
 
 
 def read_numbers(

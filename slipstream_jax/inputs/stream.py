@@ -335,14 +335,16 @@ class StreamBatches(BatchSource):
       if read.raw:  # `grow` writes into the lookups
         batch = batch._replace(lookups=batch.lookups.copy())
       batch = pad_batch(self._growth.grow(batch, read.raw), read.size)
+      if not self._ahead:
+        self._reader.take()
+      self._last, self._batch_size = read.last, read.size
+      # Counted first, so that `keep_from` in another thread never sees a batch
+      # too many, and drops one that is not trained yet.
+      self._delivered += 1
       if self._ahead:
         self._ahead -= 1
-      else:
-        self._reader.take()
-        if self._keeps:
-          self._kept.append(read)
-      self._last, self._batch_size = read.last, read.size
-      self._delivered += 1
+      elif self._keeps:
+        self._kept.append(read)
     return batch
 
   def _read(self) -> _ReadBatch:
@@ -486,6 +488,8 @@ class StreamBatches(BatchSource):
   def put_back(self, unused: Unused, state: dict[str, Any]) -> None:
     """Continues from a position with what was read of the iterator before."""
     reader, (batches, items, error) = self._reader, unused
+    # The kept batches must be the last ones, so the next ones are kept as well.
+    self._keeps = reader.one_way
     self._kept.extend(batches)
     self._ahead += len(batches)
     if not reader.waiting:

@@ -64,6 +64,8 @@ def adapt(model: Any) -> PureModel:
     UserError: it is no model, or takes no embeddings. Its functions also raise
       it when the model asks for a feature that does not exist.
   """
+  if isinstance(model, PureModel):
+    return model
   pure = _pure_model(model)
   return pure._replace(
     init=_naming_features(pure.name, pure.init),

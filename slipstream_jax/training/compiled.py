@@ -64,8 +64,9 @@ class CompiledFunctions:
     Raises:
       UserError: no model, or an optimizer that cannot train rows.
     """
-    adapt(recipe.model)
     self.recipe = recipe
+    # Once, because a change of the model's object must not reach a later trace.
+    recipe = recipe._replace(model=adapt(recipe.model))
     parts = recipe, self.layouts
     self.step = jax.jit(functools.partial(step, *parts), donate_argnums=(0, 1))
     self.forward = jax.jit(functools.partial(forward, recipe))
@@ -148,7 +149,10 @@ class CompiledFunctions:
     elif row_index is not None and watched is not None:
       frozen = watch.frozen(watched, row_index)
     else:
-      frozen = tuple(self._no_row(len(block.rows)) for block in blocks)
+      no_row: Callable[[int], Any] = self._no_row
+      if rows != 'stream':  # the host needs the mask
+        no_row = functools.partial(np.zeros, dtype=bool)
+      frozen = tuple(no_row(len(block.rows)) for block in blocks)
     take: Callable[..., Any] = self.step
     if rows != 'stream':
       take = self.host_update(rows).step

@@ -154,12 +154,12 @@ def moved(watches: Watches) -> RowChange:
 def frozen(watches: Watches, row_index: RowIndices) -> Masks:
   """Returns per group which of a step's rows are frozen.
 
-  The place of a row among its group's hot ones is H_g or above if it is cold.
+  The place of a row among its group's hot ones is out of range if it is cold.
   """
   pairs = zip(watches, row_index, strict=True)
   # A group without hot rows has no mask to look into.
   return tuple(
-    w.skip.stale.at[index].get(mode='fill', fill_value=False)
+    w.skip.stale.at[_inside(index, w)].get(mode='fill', fill_value=False)
     if len(w.skip.stale)
     else jnp.zeros(len(index), bool)
     for w, index in pairs
@@ -173,11 +173,16 @@ def touched(watches: Watches, row_index: RowIndices, rows: Masks) -> Watches:
   def count(watch: Watch, index: jax.Array, rows: jax.Array) -> Watch:
     if not len(watch.skip.touches):
       return watch
-    touched = watch.skip.touches.at[index]
-    touches = touched.add(rows.astype(jnp.int32), mode='drop')
+    at = watch.skip.touches.at[_inside(index, watch)]
+    touches = at.add(rows.astype(jnp.int32), mode='drop')
     return watch._replace(skip=watch.skip._replace(touches=touches))
 
   return tuple(map(count, watches, row_index, rows))
+
+
+def _inside(index: jax.Array, watch: Watch) -> jax.Array:
+  # JAX would count a negative index from the end, but drops one past the end.
+  return jnp.where(index < 0, len(watch.skip.stale), index)
 
 
 EntriesOfGroups = tuple[Entries | None, ...]

@@ -36,7 +36,7 @@ TREE = {
 
 
 def test_arrays_of_any_dtype_are_read_as_they_were_written():
-  data = state.dense_file(TREE)
+  data = b''.join(state.dense_file(TREE))
   read = state.read_dense(data, TREE, 'here')
   assert jax.tree.structure(read) == jax.tree.structure(TREE)
   for one, other in zip(
@@ -47,12 +47,12 @@ def test_arrays_of_any_dtype_are_read_as_they_were_written():
     assert np.asarray(one).tobytes() == other.tobytes()
   with np.load(io.BytesIO(data), allow_pickle=False) as file:
     np.testing.assert_array_equal(file["['a/b']"], TREE['a/b'])
-  assert data == state.dense_file(TREE)
+  assert data == b''.join(state.dense_file(TREE))
 
 
 @pytest.mark.parametrize('flaw', ['cut', 'missing', 'size'])
 def test_a_file_of_other_arrays_is_refused(flaw):
-  data, like = state.dense_file(TREE), dict(TREE)
+  data, like = b''.join(state.dense_file(TREE)), dict(TREE)
   if flaw == 'cut':
     data = data[:-30]
   elif flaw == 'missing':

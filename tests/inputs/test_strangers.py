@@ -163,6 +163,13 @@ def test_a_vocabulary_knows_raw_ids():
       features={'user': ['ann', 'eve', 'bob', 'bob', 'bob'], 'item': ITEMS},
       vocabularies=words,
     )
+  # In an array of words, a vocabulary may give padding.
+  some = TableSet({'user': Table(5)}, {'user': Feature('user', 'none', 2)})
+  pairs = {'user': np.array([['ann', 'bob'], ['bob', '']])}
+  batch = one(
+    None, pairs, tables=some, vocabularies={'user': Words('ann', 'bob')}
+  )
+  np.testing.assert_array_equal(batch.lookups[:2, 0], [[0, 1], [1, -1]])
   # By table, and of lists of either kind: padding is no word.
   tables = TableSet(
     {'user': Table(5, unknown='row')}, {'friends': Feature('user', 'none', 3)}

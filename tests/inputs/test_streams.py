@@ -1,5 +1,6 @@
 """Iterators of batches: where they stand, and what they may not be."""
 
+import collections
 import itertools
 import json
 
@@ -111,6 +112,39 @@ def test_what_cannot_be_set_back_says_so():
     bound.set_state(state)
   with pytest.raises(UserError, match=r'got generator'):
     batches(generator()).bind(TABLES).set_state(state)
+
+
+def test_no_batch_is_forgotten_while_another_thread_reads_it():
+  bound = batches(generator()).bind(TABLES)
+  bound.keep_from(bound.get_state())
+  next(bound)
+  trained = bound.get_state()
+
+  class Switching(collections.deque):
+    def append(self, item):
+      super().append(item)
+      bound.keep_from(trained)  # as another thread does at any time
+
+  bound._kept = Switching(bound._kept)
+  assert users(itertools.islice(bound, 3)) == WANTED[1:4]
+  bound.set_state(trained)
+  assert users(bound) == WANTED[1:]
+
+
+def test_what_follows_batches_put_back_is_kept_as_well():
+  given = batches(generator())
+  first = given.bind(TABLES)
+  start = first.get_state()
+  first.keep_from(start)
+  next(first)
+  first.set_state(start)
+  bound = given.bind(TABLES)
+  bound.put_back(first.unused(), start)
+  assert users(itertools.islice(bound, 1)) == WANTED[:1]
+  state = bound.get_state()
+  for _ in range(2):
+    bound.set_state(state)
+    assert users(itertools.islice(bound, 2)) == WANTED[1:3]
 
 
 @pytest.mark.parametrize('peeks', [False, True])

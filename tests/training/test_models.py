@@ -112,6 +112,22 @@ def test_all_forms_of_a_model_give_the_same_parameters():
     )
 
 
+def test_a_change_of_the_model_object_reaches_no_later_trace():
+  params = start_params()
+  logits = []
+  for changed in False, True:
+    model = nnx_like(params)
+    recipe = recipe_of(model)
+    compiled = compiled_of(recipe)  # not compiled again below
+    end = trained(recipe)[:2]
+    if changed:
+      with jax.transfer_guard('allow'):
+        model.norm = jnp.negative
+    logits.append(by_hand.predict(recipe, *end, BATCHES[30]))
+    assert compiled_of(recipe) is compiled
+  np.testing.assert_array_equal(*logits)
+
+
 def test_state_of_nnx_is_that_of_linen():
   params = start_params(norm=True)
   recipes = [

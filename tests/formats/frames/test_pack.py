@@ -38,6 +38,13 @@ def assert_same_batches(ours, theirs, count=None):
         np.testing.assert_array_equal(one, two, err_msg=name)
 
 
+def test_the_checksum_of_a_dict_is_that_of_a_stream_as_folders_have_it():
+  table = {'u': (np.arange(20), np.arange(0, 21, 2)), 'y': np.zeros(10)}
+  (part,) = frames.open_source([table], ['u', 'y']).parts
+  source = frames.open_source(table, ['u', 'y'])
+  assert source.contents == frames._checksum(part.pieces)
+
+
 @pytest.mark.parametrize('arguments', [{'min_count': 2}, {'hash_rows': 13}])
 def test_all_sources_of_a_table_pack_to_the_same_bits(tmp_path, arguments):
   frame, expected = own_table(), None

@@ -32,7 +32,11 @@ def table(**columns):
 BAD_VALUES = [
   (
     table(user=[0.5, 1.0, 2.0, 3.0]),
-    'integers or text, got 0.5, of type float64',
+    'integers or text, got 0.5, of type float64.*to text first',
+  ),
+  (
+    table(user=pl.Series([None] * 4, dtype=pl.Float64)),
+    'integers or text, got None, of type Float64.*column user',
   ),
   (table(user=[[1], [2, 3], [3], [4]]), 'row 1, column user.*max_length'),
   (
