@@ -485,8 +485,8 @@ def test_files_of_two_runs_never_make_a_third(what, tmp_path):
         trainer.train(source, 1)
         step = trainer.save(folders[-1])
         states.append(shop.state_of(trainer))
-  names = sorted(path.name for path in folders[0].iterdir())
-  assert names == sorted(path.name for path in folders[1].iterdir())
+  # A chain may have been consolidated in one folder only, as time allowed.
+  names = sorted({path.name for one in folders for path in one.iterdir()})
   by_step = {
     step: [name for name in names if f'-{step:012d}' in name]
     for step in range(1, 4)
@@ -498,7 +498,8 @@ def test_files_of_two_runs_never_make_a_third(what, tmp_path):
       mixed = tmp_path / f'mixed-{number}'
       shutil.copytree(folders[number % 2], mixed)
       for name in names_of_other:
-        shutil.copy(folders[1 - number % 2] / name, mixed / name)
+        if (folders[1 - number % 2] / name).exists():
+          shutil.copy(folders[1 - number % 2] / name, mixed / name)
       for step in (None, 2):
         if why_refused(trainer, mixed, step=step) is None:
           assert is_one_of(trainer, states), names_of_other
