@@ -349,8 +349,8 @@ def test_no_source_is_kept_alive_for_its_position():
       trainer.train(plain, 1)
       gone.append(weakref.ref(chunk))
       del chunk, plain
-    # States are dropped when training leaves a source. Cycles, whose cause is not
-    # known, sometimes keep older sources until then.
+    # States are dropped when training leaves a source. Cycles sometimes keep
+    # older sources until they are collected. Their cause is not known.
     gc.collect()
     trainer.train(shop.source(), 1)
     gc.collect()
