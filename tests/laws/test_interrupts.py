@@ -28,19 +28,18 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from tests.api import shop
-from tests.laws.test_placements import assert_same_bits
 from tests.support import programs
 from tests.support.short_runs import (
   BATCH,
   BATCHES,
   batches_for,
   COLUMNS,
-  everything,
   SCHEDULES,
   start,
   unbroken,
   WHERE,
 )
+from tests.support.small import assert_same_bits, everything
 from tests.support.watchdog import watchdog
 
 WATCHDOG_S = 300

@@ -18,9 +18,9 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training.trainer_parts import make_parts
 from slipstream_jax.types import RowBlock
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.programs import no_file_above
+from tests.support.small import assert_same_bits, everything
 
 SCHEDULE = {'delivered': 3, 'order': np.arange(5000), 'nested': {'a': 1.5}}
 
@@ -34,12 +34,6 @@ def trainer_of(seed=0, step=0, tables=None):
   # As far as anybody knows, all rows took a step.
   small.replace_rows(trainer.engine, trainer.engine.read_back())
   return trainer
-
-
-def everything(trainer):
-  return jax.tree.map(
-    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
-  )
 
 
 @contextlib.contextmanager
