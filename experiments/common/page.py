@@ -146,8 +146,8 @@ def figure(
   from matplotlib.figure import Figure
 
   with matplotlib.rc_context({'font.size': 9.5, 'axes.titlesize': 10.5}):
-    made = Figure(figsize=(width, height), layout='constrained')
-    axes = made.subplots(rows, squeeze=False, **options).flatten()
+    drawing = Figure(figsize=(width, height), layout='constrained')
+    axes = drawing.subplots(rows, squeeze=False, **options).flatten()
   ink, muted = color('ink'), color('muted')
   for axis in axes:
     axis.grid(alpha=0.25, color=muted)
@@ -155,7 +155,7 @@ def figure(
     axis.spines[['top', 'right']].set_visible(False)
     axis.spines[['left', 'bottom']].set_color(muted)
     axis.tick_params(which='both', color=muted, labelcolor=ink, labelsize=8.5)
-  return made, axes
+  return drawing, axes
 
 
 def color(name: str | int) -> str:
@@ -165,9 +165,9 @@ def color(name: str | int) -> str:
   return COLORS[name][0]
 
 
-def legend(drawn: Any, columns: int = 3) -> None:
+def legend(drawing: Any, columns: int = 3) -> None:
   """Puts the legend of a figure above its axes, where it hides nothing."""
-  drawn.legend(
+  drawing.legend(
     loc='outside upper left', ncols=columns, frameon=False, fontsize=8.5
   )
 
