@@ -3,12 +3,12 @@
 import html
 import re
 import shutil
-import subprocess
 
 import pytest
 
 from experiments.common import page
 from tests.support.pages import assert_complete, Page
+from tests.support.programs import finished as program
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chrome'))), None)
 # A frame may be narrower than a browser's window. What is found in it is
@@ -111,13 +111,7 @@ def test_nothing_is_wider_than_the_window(file, width, dark, tmp_path):
     '--window-size=1500,1000',
     f'--blink-settings=preferredColorScheme={0 if dark else 1}',
   ]
-  done = subprocess.run(
-    [CHROMIUM, *options, frame.as_uri()],
-    capture_output=True,
-    text=True,
-    timeout=120,
-    check=True,
-  )
+  done = program([CHROMIUM, *options, frame.as_uri()])
   found = re.search(r'<title>\[(.*?)\]</title>', done.stdout)[1]
   too_wide, red, _, _, first, second = re.findall(r'-?\d+', found)
   assert int(too_wide) <= 0
