@@ -36,7 +36,7 @@ LINK = re.compile(r'\]\(\s*([^)\s]+)\s*\)')
 COMMAND = re.compile(
   r'python3? -m ((?:experiments|slip_serve)[\w.]*\b)([^\n`|&;]*)'
 )
-KEY = re.compile(r'\bconfig\.([a-z_]+(?:\.[a-z_]+)*)')
+KEY = re.compile(r'\bconfig\.(?!json\b)([a-z_]+(?:\.[a-z_]+)*)')
 # Made when the site is built: docs/_site/hooks.py.
 BUILT = re.compile(r'^(\.\./)?api/\w+\.md$')
 
