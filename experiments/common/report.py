@@ -37,6 +37,11 @@ def teller(screen: Console) -> Callable[[str], None]:
   )
 
 
+def warn(screen: Console, text: str) -> None:
+  """Prints a warning."""
+  screen.print(text, style='bold red', highlight=False, markup=False)
+
+
 def text(name: str, value: Any) -> str:
   """A value for people to read, in the unit that its name tells."""
   if value is None:

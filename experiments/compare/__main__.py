@@ -32,8 +32,7 @@ from rich.console import Console
 
 import configs
 from experiments.common import build, cli, errors, report, usage
-from experiments.common.compiling import compiled
-from experiments.common.meter import now
+from experiments.common.meter import compiled, now
 from experiments.common.progress import Bar, clock
 from experiments.common.workdir import folder, writable
 from experiments.compare import grid, page

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from experiments.common import interrupts, report
-from experiments.common.compiling import compiled
 from experiments.common.errors import in_config
+from experiments.common.meter import compiled
 from experiments.common.progress import Bar, clock
 from experiments.common.workdir import writable
 from experiments.pages import machine
