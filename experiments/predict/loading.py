@@ -12,7 +12,6 @@ from experiments.common import (
   build,
   datasets,
   errors,
-  formats,
   record,
   workdir,
 )
@@ -172,7 +171,7 @@ def new_examples(run: LoadedRun, path: str) -> RawData:
   Raises:
     UserError: the format has no such files, or there is no such file.
   """
-  return formats.new_examples(run.config.data, path)
+  return datasets.new_examples(run.config.data, path)
 
 
 def scored(run: LoadedRun, raw: RawData) -> Iterator[Predictions]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.common import report
-from experiments.common.formats import raw_data
+from experiments.common.datasets import raw_data
 from experiments.common.progress import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import (

@@ -6,7 +6,7 @@ import pytest
 
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 from experiments.common import build, datasets
-from experiments.common.formats import raw_data
+from experiments.common.datasets import raw_data
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import MANIFEST, UNFINISHED

@@ -11,8 +11,8 @@ import pytest
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 import experiments
 from experiments.common import cli, models, usage
+from experiments.common.datasets import RAW_FORMATS
 from experiments.common.errors import ON_BAD_LOSS, ON_ERROR
-from experiments.common.formats import RAW_FORMATS
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.quantize import CODECS
 from slipstream_jax.formats.table import SPLITS
