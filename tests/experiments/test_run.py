@@ -224,6 +224,24 @@ def test_a_summary_says_what_the_disk_did(tmp_path, capsys, monkeypatch):
   assert summary['store_bytes_read'] > 0 == summary['store_bytes_read'] % 4096
   assert summary['store_bytes_written'] >= 68 * summary['store_rows_written']
   assert summary['seconds_waiting_for_store'] >= 0
-  said = capsys.readouterr().out
-  assert 'store bytes read' in said
-  assert 'is memory (tmpfs)' in said
+  assert 'is memory (tmpfs)' in capsys.readouterr().out
+
+
+def test_a_run_prints_ten_figures(tmp_path, capsys):
+  config = smoke(**{'train.steps': 20, 'eval.curve_steps': 0})
+  assert run_job(tmp_path / 'run', config) == 0
+  lines = capsys.readouterr().out.splitlines()
+  table = [line.split('│')[1].strip() for line in lines if line[:1] == '│']
+  assert table[-8:] == [
+    'AUC',
+    'log loss',
+    'calibration',
+    'examples per s',
+    'time',
+    'examples left out',
+    'bytes moved',
+    'peak memory',
+  ]
+  assert lines[-2].startswith(f'saved in {tmp_path / "run"}')
+  assert '--config.resume=True' in lines[-1]
+  assert not [line for line in lines if 'checkpoint' in line]
