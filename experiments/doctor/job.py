@@ -224,8 +224,8 @@ def fits(
   words = f'{of} {size} of {report.size(available)} that are left'
   if wanted <= 0.9 * available:
     return Finding(name, 'good', words)
-  verdict = 'bad' if wanted > available else 'doubtful'
-  return Finding(name, verdict, f'{words}: {hint}')
+  words = f'{words}: {hint}'
+  return Finding(name, 'bad' if wanted > available else 'doubtful', words)
 
 
 def _table_bytes(recipe: Recipe) -> int:

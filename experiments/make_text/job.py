@@ -19,7 +19,7 @@ _LINES = 1 << 16  # written at a time
 _MOST_BYTES = 40 * 20  # per line
 _HEX = np.frombuffer(b'0123456789abcdef', np.uint8)
 _TAB, _NEWLINE, _ZERO = b'\t\n0'
-# Share of lines without the field; it differs much from field to field.
+# Shares of lines that lack a field, which differ much between fields.
 _MISSING = np.resize([0.45, 0.0, 0.2, 0.2, 0.03, 0.2, 0.0], 13)
 _MISSING_IDS = np.resize([0.0, 0.0, 0.03, 0.03, 0.0, 0.1, 0.0, 0.0, 0.4], 26)
 
@@ -30,16 +30,16 @@ def write_text(
   seed: int = 0,
   tell: Callable[[int], object] = bool,
 ) -> None:
-  """Writes a file of `lines` lines; it is there once it is whole.
+  """Writes a file of `lines` lines, which appears when it is whole.
 
   Args:
-    path: of the file.
-    lines: to write.
-    seed: of the stream.
+    path: the file.
+    lines: how many lines to write.
+    seed: seed of the stream.
     tell: called with the lines written so far.
 
   Raises:
-    UserError: no line, or a negative seed.
+    UserError: no lines, or a negative seed.
   """
   if lines < 1:
     raise UserError(
@@ -78,7 +78,7 @@ def _write(
 @kernel
 @no_type_check
 def _number(buffer: np.ndarray, at: int, value: int) -> int:
-  """Writes a whole number; returns the place after it."""
+  """Writes an integer, and returns the place after it."""
   digits, rest = 1, value // 10
   while rest:
     digits, rest = digits + 1, rest // 10
@@ -91,8 +91,8 @@ def _number(buffer: np.ndarray, at: int, value: int) -> int:
 @kernel
 @no_type_check
 def _id(buffer: np.ndarray, at: int, table: int, row: int) -> int:
-  """Writes the 8 hex digits of a row's id; returns the place after them."""
-  # An odd factor makes it one-to-one among 32 bits.
+  """Writes the 8 hex digits of a row's id, and returns the place after them."""
+  # An odd factor permutes 32 bits, so different rows get different ids.
   bits = (np.uint64(row) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
   bits ^= np.uint64(table * 0x01000193)
   for digit in range(8):
@@ -110,7 +110,7 @@ def _format(
   rows: np.ndarray,
   buffer: np.ndarray,
 ) -> int:
-  """Writes n lines; returns how many bytes they take."""
+  """Formats n lines in the buffer, and returns their bytes."""
   at = 0
   for i in range(len(positions)):
     key = hashed(np.uint64(0), positions[i])
@@ -130,7 +130,7 @@ def _format(
 
 
 def make(file: str, numbers: Sequence[str]) -> None:
-  """Writes a file of so many lines, and the seed if there is another number.
+  """Writes a file. `numbers` are its lines, and the seed if there are two.
 
   Raises:
     UserError: invalid numbers, or no room for the file.
