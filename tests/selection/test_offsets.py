@@ -252,7 +252,7 @@ SPOILT = {
   'too few': (lambda b: some(b)[1:], r'must be \[32\], got \[31\]'),
   'of text': (lambda b: ['0'] * 32, 'offset must be real numbers'),
   'in some': (
-    lambda b, left=iter([None]): next(left, some(b)),
+    functools.partial(lambda left, b: next(left, some(b)), iter([None])),
     'all batches.*got one with an offset',
   ),
 }
