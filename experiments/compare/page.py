@@ -297,17 +297,17 @@ def _cost_at_targets(
 def _learning(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
   """Draws learning curves by policy, against seconds of training."""
   figure, (axis,) = page.figure(4.4)
-  shown: list[float] = []
+  heights: list[float] = []
   for name, points in curves.items():
     if points:
       seconds, differences = zip(*points, strict=True)
       axis.plot(seconds, differences, label=name, **_look(name))
-      shown += differences[len(points) // 3 :]
-  margin = 0.06 * (max(*shown, 0) - min(shown)) + 1e-5
+      heights += differences[len(points) // 3 :]
+  margin = 0.06 * (max(*heights, 0) - min(heights)) + 1e-5
   axis.set(
     xlabel='seconds of training',
     ylabel="AUC less the plain run's last",
-    ylim=(min(shown) - margin, max(*shown, 0) + margin),
+    ylim=(min(heights) - margin, max(*heights, 0) + margin),
   )
   axis.axhline(0, color=page.color('muted'), linewidth=1)
   page.legend(figure)

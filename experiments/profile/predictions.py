@@ -150,7 +150,7 @@ def tiers_of(
   Only what the device misses reaches the store. `curve`, that of LRU for all
   lookups, estimates what the store's memory finds.
   """
-  on_device, _ = _found(curve, picked.rows)
+  on_device, _ = _hits(curve, picked.rows)
   in_memory = np.ones_like(on_device)
   if picked.host_bytes <= host_bytes:
     rows = 0 if picked.placement == 'resident' else need.num_rows
@@ -161,8 +161,8 @@ def tiers_of(
     rows = max(0, int((host_bytes - maps) // slot))
     kind = 'tiered' if rows >= _KEPT else 'file'
     rows = rows if kind == 'tiered' else 0
-    found, loads = _found(curve, rows)
-    in_memory = np.maximum(found, on_device)
+    hits, loads = _hits(curve, rows)
+    in_memory = np.maximum(hits, on_device)
     on_disk = file_bytes(need.num_rows, need.row)
     read = min(picked.rows_loaded, loads)
   shares = {
@@ -173,7 +173,7 @@ def tiers_of(
   return Tiers(kind, rows * slot, rows, on_disk, read, shares)
 
 
-def _found(curve: Curve, rows: int) -> tuple[np.ndarray, float]:
+def _hits(curve: Curve, rows: int) -> tuple[np.ndarray, float]:
   """Returns the share of each table's lookups that hit `rows` rows, and loads.
 
   The shares are float64[T], and the loads are a mean per batch.
