@@ -243,7 +243,7 @@ def test_each_feature_that_we_claim_names_what_shows_it():
     ('serving', 'slip_serve'),
     ('checkpoints of what changed', 'config.checkpoint.policy'),
     (
-      'training goes on while a checkpoint is written',
+      'training continues while a checkpoint is written',
       'config.checkpoint.memory_bytes',
     ),
   ],
