@@ -17,7 +17,7 @@ from slipstream_jax.formats.criteo import criteo_raw, terabyte_raw
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.formats.table import frame_raw
 from slipstream_jax.packed.dataset import packed_dataset
-from tests.formats.frames.own_tables import LAYOUT, own_table
+from tests.formats.own_tables import LAYOUT, own_table
 from tests.formats.text_formats import FORMATS, SHARED
 from tests.support.packed_folders import checksums, prepared
 from tests.support.same import assert_same, assert_same_batches
