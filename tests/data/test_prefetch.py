@@ -68,9 +68,10 @@ def test_a_source_that_fails_to_close_is_told():
 
 def test_a_thread_with_room_for_its_items_needs_nobody_to_take_them():
   worker = Worker(iter(['only']), 2, 'slipstream-roomy')
-  (thread,) = [t for t in threading.enumerate() if t.name.endswith('roomy')]
-  thread.join(timeout=30)
-  assert not thread.is_alive()
+  threads = [t for t in threading.enumerate() if t.name.endswith('roomy')]
+  for thread in threads:
+    thread.join(timeout=30)
+  assert not any(thread.is_alive() for thread in threads)
   assert [worker.take(), worker.take()] == ['only', None]
 
 
