@@ -5,16 +5,14 @@ import signal
 import subprocess
 import sys
 
-from absl import flags
-from absl.testing import flagsaver
 import numpy as np
 import pytest
 
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
-from experiments import make_text
-from experiments import prepare as program
 from experiments.common import build, cli, datasets, errors
 from experiments.common.formats import raw_data
+from experiments.make_text import job as make_text
+from experiments.prepare import job as program
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import MISSING
 from slipstream_jax.packed import columns as packed
@@ -34,10 +32,7 @@ def config_of(module, variant='', **changes):
 
 def prepare(config, verify=False):
   """The program's exit code, in this process."""
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['tests'])
-  with flagsaver.flagsaver(verify=verify):
-    return cli.guarded(program.main, config)
+  return cli.guarded(program.prepare_data, config, verify)
 
 
 def assert_one_sentence(said, *parts):
