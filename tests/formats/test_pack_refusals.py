@@ -1,7 +1,6 @@
 """What `pack` does not take ends in one sentence, and nothing half-done."""
 
 import gc
-import pathlib
 import tracemalloc
 
 import numpy as np
@@ -252,16 +251,3 @@ def test_names_need_not_be_names_of_files(tmp_path):
   assert checksums(tmp_path / 'data')
   (batch,) = data.test(1)
   assert batch.dense.shape == (1, 0)
-
-
-def test_a_pandas_frame_is_known_by_its_name(tmp_path):
-  """Without pandas: whatever calls itself so is asked as pandas is."""
-  pandas = pytest.importorskip('pandas')
-  frame = table().drop('user').to_dict(as_series=False)
-  data = pack(
-    pandas.DataFrame(frame | {'user': ['a', 'b', None, 'a']}),
-    tmp_path / 'data',
-    **PLAIN,
-  )
-  assert pathlib.Path(tmp_path / 'data').exists()
-  assert data.sizes == {'user': 4}

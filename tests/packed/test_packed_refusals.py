@@ -61,55 +61,12 @@ def test_bad_arguments_are_named(packed, arguments, named):
 
 
 @pytest.mark.parametrize(
-  ('change', 'arguments'),
-  [
-    ({}, {'shuffle_seed': 2}),
-    ({}, {'batch_size': 20}),
-    ({}, {'end': 299}),
-    ({}, {'shard': (1, 2)}),
-    ({'labels': 1}, {}),
-  ],
-)
-def test_a_state_of_another_order_is_refused(tmp_path, change, arguments):
-  columns = columns_of()
-  state = None
-  for number, changed in enumerate((False, True)):
-    if changed and change:
-      columns = columns._replace(labels=1 - columns.labels)
-    folder = write_folder(tmp_path / str(number), columns, small.ROWS)
-    given = {'batch_size': 10, 'shuffle_seed': 1}
-    given |= arguments if changed else {}
-    source = PackedBatches(open_packed(folder), **given)
-    if state is None:
-      state = source.get_state()
-    else:
-      with pytest.raises(UserError, match='same examples in the same order'):
-        source.set_state(state)
-    source.close()
-
-
-@pytest.mark.parametrize(
   ('facts', 'arrays', 'named'),
   [
     ({'tables': None}, {}, 'the manifest must have tables'),
     ({'dense_features': 4}, {}, r'column dense must be float32 of shape'),
-    (
-      features_facts(features_of('a', 2)),
-      {},
-      r'column a must be .*\(5, 2\), got uint8'
-      r' \(5,\)',
-    ),
-    ({}, {'labels': np.zeros(5, np.float32)}, 'labels must be uint8'),
     ({}, {'a': np.zeros(5, np.int8)}, 'got int8'),
     ({'examples': 6}, {}, r'column labels must be uint8 of shape \(6,\)'),
-    (
-      {
-        'tables': [{'name': 'b', 'rows': 2}],
-        **features_facts(features_of('b')),
-      },
-      {},
-      'column b .* got no column',
-    ),
     ({'features': [{'name': 'a'}]}, {}, 'must have tables.* KeyError..table'),
     (
       features_facts({'a': Feature('a', weighted=True)}),
