@@ -18,7 +18,6 @@ DIR/criteo, DIR/terabyte and DIR/avazu that exist.
 """
 
 from absl import flags
-import ml_collections
 
 from experiments.common import cli
 
@@ -40,7 +39,7 @@ _WORKDIR = flags.DEFINE_string(
 )
 
 
-def main(_: ml_collections.ConfigDict) -> None:
+def main() -> None:
   """Runs the jobs that are not finished, and writes the report.
 
   Raises:
@@ -61,6 +60,6 @@ def main(_: ml_collections.ConfigDict) -> None:
 if __name__ == '__main__':
   cli.run(
     main,
-    ml_collections.ConfigDict(),
+    config='none',
     kept='finished runs are kept, and the same --workdir continues',
   )

@@ -9,6 +9,7 @@ from rich.console import Console
 from experiments.common import interrupts, machine, report
 from experiments.common.compiling import compiled
 from experiments.common.errors import in_config
+from experiments.common.progress import Bar
 from experiments.common.workdir import writable
 from experiments.reproduce import models
 from experiments.reproduce.cases import Asked, Cases, facts_of
@@ -18,7 +19,6 @@ from experiments.reproduce.phases import BATCHES
 from experiments.reproduce.report import overview, write
 from experiments.reproduce.results import Job, Results, Row
 from experiments.reproduce.runs import rows_of
-from experiments.screen.bar import Bar
 from slipstream_jax.errors import choose, UserError
 
 _SAME = ('scale', 'data', 'drop')

@@ -14,10 +14,14 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build
+from experiments.common.build import most_steps
 from experiments.common.meter import now
 from experiments.reproduce.cases import Case, trainer_of
 from experiments.reproduce.models import configured
-from experiments.systems.order import most_steps
+<<<<<<< HEAD:experiments/reproduce/phases.py
+=======
+from experiments.reproduce.results import Cell, Phase
+>>>>>>> main:experiments/reproduce/measured/phases.py
 from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch
@@ -77,7 +81,7 @@ def _timed_steps(
   trainer = trainer_of(case, config)
   watch, swaps, steps = Stopwatch(), 0, 0
   source = case.data.train(config.data.batch_size)
-  most = min(most_steps(config, case.data, count), count + 2)
+  most = min(build.most_steps(config, case.data, count), count + 2)
   with build.batches(config, trainer, case.data, count) as stream:
     for _ in range(most):
       batch = watch.timed('data', '', functools.partial(next, source))

@@ -23,7 +23,6 @@ from experiments.reproduce.cases import Case, trainer_of
 from experiments.reproduce.models import configured
 from experiments.reproduce.phases import phases_of
 from experiments.reproduce.results import Job, job_of, Row
-from experiments.systems.order import most_steps
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.errors import UserError
@@ -111,7 +110,7 @@ def train_and_score(
   trainer = trainer_of(case, config, hot)
   points, decision = [], {}
   meter = Meter(trainer.engine.counters)
-  most = most_steps(config, case.data, case.steps)
+  most = build.most_steps(config, case.data, case.steps)
   stops = config.eval.curve_steps if curve or watch else most
 
   def point(scored: Row) -> Row:
