@@ -14,14 +14,9 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build
-from experiments.common.build import most_steps
 from experiments.common.meter import now
 from experiments.reproduce.cases import Case, trainer_of
 from experiments.reproduce.models import configured
-<<<<<<< HEAD:experiments/reproduce/phases.py
-=======
-from experiments.reproduce.results import Cell, Phase
->>>>>>> main:experiments/reproduce/measured/phases.py
 from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch
