@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -225,6 +226,13 @@ def test_a_summary_says_what_the_disk_did(tmp_path, capsys, monkeypatch):
   assert summary['store_bytes_written'] >= 68 * summary['store_rows_written']
   assert summary['seconds_waiting_for_store'] >= 0
   assert 'is memory (tmpfs)' in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not os.path.ismount('/dev/shm'), reason='is no mount here')
+def test_shared_memory_is_no_disk(tmp_path):
+  assert build.in_memory('/dev/shm')
+  assert not build.in_memory('/proc')
+  assert not build.in_memory(tmp_path / 'none')
 
 
 def test_a_run_prints_ten_figures(tmp_path, capsys):

@@ -158,7 +158,6 @@ def test_before_the_first_checkpoint_there_is_no_way_back(
 @pytest.mark.parametrize(
   ('changes', 'said'),
   [
-    ({'train.on_bad_loss': 'ignore'}, 'stop, skip, rollback'),
     ({'train.on_bad_loss': 'rollback'}, 'config.train.checkpoint_steps'),
     (
       {
@@ -172,7 +171,6 @@ def test_before_the_first_checkpoint_there_is_no_way_back(
       {'train.on_bad_loss': 'skip', 'system': 'xdl', 'skip.mode': 'off'},
       'config.train.on_bad_loss',
     ),
-    ({'train.most_bad_losses': -1}, 'config.train.most_bad_losses'),
   ],
 )
 def test_settings_that_cannot_be(changes, said, tmp_path, capsys):
