@@ -72,13 +72,17 @@ def size(nbytes: float) -> str:
 
 
 def table(
-  title: str, frame: Frame, headings: Mapping[str, str] = _NONE
+  title: str,
+  frame: Frame,
+  styles: Sequence[str | None] = (),
+  headings: Mapping[str, str] = _NONE,
 ) -> Table:
   """Returns a table for the screen, narrow enough for 80 columns.
 
   Args:
     title: stands above, and may explain short headings.
     frame: rows to show.
+    styles: style of each row.
     headings: shorter headings of columns, by name.
   """
   grid = Table(
@@ -94,8 +98,8 @@ def table(
       justify = 'left'
     heading = headings.get(name, name.replace('_', ' '))
     grid.add_column(heading, justify=justify)
-  for row in frame:
-    grid.add_row(*itertools.starmap(text, row.items()))
+  for row, style in itertools.zip_longest(frame, styles):
+    grid.add_row(*itertools.starmap(text, row.items()), style=style)
   return grid
 
 
