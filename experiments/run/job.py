@@ -157,12 +157,14 @@ def _finish(run: Run, summary: dict[str, Any]) -> None:
 def _print_figures(run: Run, summary: dict[str, Any]) -> None:
   """Prints the figures that people look at, and how to train on."""
   run.screen.print(report.facts(figures(summary)))
-  command = f'{run.command} --config.train.steps=MORE'
-  if not run.config.train.keep_checkpoint:
-    command = 'impossible, as config.train.keep_checkpoint is False'
+  longer = f'{run.command} --config.train.steps=MORE'
+  if build.skips(run.config) or build.regroups(run.config):
+    longer = 'start anew, because skipping is planned for all steps of a run'
+  elif not run.config.train.keep_checkpoint:
+    longer = 'start anew, because config.train.keep_checkpoint is False'
   tell = report.teller(run.screen)
   tell(f'saved in {run.where}; all figures: {run.where / record.SUMMARY}')
-  tell(f'to train longer: {command}')
+  tell(f'to train longer: {longer}')
 
 
 def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:

@@ -235,9 +235,10 @@ def test_shared_memory_is_no_disk(tmp_path):
   assert not build.in_memory(tmp_path / 'none')
 
 
-def test_a_run_prints_ten_figures(tmp_path, capsys):
-  config = smoke(**{'train.steps': 20, 'eval.curve_steps': 0})
-  assert run_job(tmp_path / 'run', config) == 0
+@pytest.mark.parametrize('mode', ['off', 'examples'])
+def test_a_run_prints_ten_figures(mode, tmp_path, capsys):
+  few = {'train.steps': 20, 'eval.curve_steps': 0, 'skip.mode': mode}
+  assert run_job(tmp_path / 'run', smoke(**few)) == 0
   lines = capsys.readouterr().out.splitlines()
   table = [line.split('│')[1].strip() for line in lines if line[:1] == '│']
   assert table[-8:] == [
@@ -251,5 +252,6 @@ def test_a_run_prints_ten_figures(tmp_path, capsys):
     'peak memory',
   ]
   assert lines[-2].startswith(f'saved in {tmp_path / "run"}')
-  assert '--config.resume=True' in lines[-1]
+  # A run that skips cannot be extended.
+  assert ('--config.resume=True' in lines[-1]) == (mode == 'off')
   assert not [line for line in lines if 'checkpoint' in line]
