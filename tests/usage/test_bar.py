@@ -41,6 +41,8 @@ def test_a_terminal_of_any_width_shows_one_line(width):
     bar.show(2)
   lines = lines_of(screen)
   assert max(map(cell_len, lines)) <= width
+  starts = 'batch', 'between', 'another phase'
+  assert [line for line in lines if not line.startswith(starts)] == []
   assert 'between' in lines
   assert lines[-1].startswith('another phase  turn 2/3')
   assert '━' in lines[-1]
