@@ -38,7 +38,7 @@ def test_a_terminal_of_any_width_shows_one_line(width):
       bar.show(done, *report.rates(LINE))
     screen.print('between')
     bar.begin('another phase', 3, 'turn')
-    bar.show(2)
+    bar.show(2, *report.rates(LINE))
   lines = lines_of(screen)
   assert max(map(cell_len, lines)) <= width
   starts = 'batch', 'between', 'another phase'
@@ -99,7 +99,7 @@ def test_it_says_when_programs_compile(monkeypatch):
   with Bar(screen, 10, 'batch') as bar:
     bar.show(1)
     monkeypatch.setattr(progress, 'is_compiling', lambda: True)
-    bar.show(2)
+    bar.show(2, *report.rates(LINE))
   lines = lines_of(screen)
   assert lines[0].startswith('batch')
   assert lines[-1].startswith('compiling  batch 2/10')
