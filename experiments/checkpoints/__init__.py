@@ -1,1 +1,0 @@
-"""Lists and copies the checkpoints of runs."""

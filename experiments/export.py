@@ -1,0 +1,79 @@
+"""Exports a run's checkpoint, for `slip_serve` to score with.
+
+    python -m experiments.export RUN [--output=FOLDER] [--step=120]
+    python -m slip_serve FOLDER --memory=ssd --cache=0.1
+
+RUN is the folder of a run, finished or not. The run's config is used; if one
+is given, its sections `data` and `eval` replace those of the run. The
+checkpoint is the newest, or that of --step. A damaged one is refused.
+FOLDER gets the forward pass of each batch size as a program that needs only
+JAX, the rows of all tables in files that can be mapped or read row by row, and
+the vocabulary. With rows in float32, scores have the trainer's bits.
+"""
+
+import pathlib
+
+from absl import flags
+import ml_collections
+
+from experiments.common import cli
+
+
+def main(
+  config: ml_collections.ConfigDict | None, folder: pathlib.Path
+) -> None:
+  """Exports the run and prints what was written.
+
+  Raises:
+    UserError: a flag is invalid, the run has no checkpoint, or there is no
+      room. Nothing of the output is then left.
+  """
+  from experiments.common import loading, report
+  from slipstream_jax.export.folder import check_arguments, write_export
+  from slipstream_jax.export.source import facts_of_dataset
+
+  asked = flags.FLAGS
+  sizes = [int(x) if x.isdecimal() else x for x in asked.batch_sizes]
+  how = asked.dtype, sizes, asked.platforms
+  output = pathlib.Path(asked.output or folder / 'export')
+  check_arguments(output, *how)
+  screen = report.console()
+  tell = report.teller(screen)
+  run = loading.load(
+    folder, asked.data, other=config, step=asked.step, tell=tell
+  )
+  layout = write_export(run.trainer, output, facts_of_dataset(run.data), *how)
+  facts = {
+    'steps trained': layout.step,
+    'tables': len(layout.tables),
+    'rows': sum(group.rows for group in layout.groups),
+    'dtype of rows': layout.codec,
+    'bytes': sum(file.bytes for file in layout.files),
+  }
+  screen.print(report.facts(facts))
+  tell(f'written to {output}')
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string(
+    'output', None, 'Folder to make; export in that of the run by default.'
+  )
+  flags.DEFINE_string(
+    'dtype', 'float32', "Of rows: 'float32', 'float16' or 'int8'."
+  )
+  flags.DEFINE_list(
+    'batch_sizes', '1,64,1024', 'Examples that are scored at once.'
+  )
+  flags.DEFINE_list(
+    'platforms', 'cpu', 'What the programs run on: cpu, cuda, rocm, tpu.'
+  )
+  flags.DEFINE_string(
+    'data', None, "Where the run's data are now; by default where they were."
+  )
+  flags.DEFINE_integer(
+    'step',
+    None,
+    'Step of the checkpoint; the newest by default.',
+    lower_bound=0,
+  )
+  cli.run(main, 'optional', 'RUN', kept='nothing was written', on_cpu=True)

@@ -1,1 +1,0 @@
-"""Writes a run's model and tables into a folder that `slip_serve` reads."""

@@ -1,1 +1,0 @@
-"""Scores new examples with a finished run, or writes the rows of a table."""
