@@ -8,29 +8,25 @@ placement moves is counted by `python -m experiments.profile`.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from absl import flags
 import ml_collections
 
 from experiments.bench import runner
 
-if TYPE_CHECKING:
-  from experiments.screen.bar import Bar
+_ROUNDS = flags.DEFINE_integer(
+  'rounds', 8, 'Turns that each contender takes.', lower_bound=1
+)
+_STEPS = flags.DEFINE_integer('steps', 25, 'Steps of one turn.', lower_bound=3)
 
 
-def bench(config: ml_collections.ConfigDict, bar: 'Bar') -> Iterator[runner.Item]:
-  """Yields all figures."""
+def bench(config: ml_collections.ConfigDict, bar: Any) -> Iterator[runner.Item]:
+  """Yields all figures of a config."""
   from experiments.bench import training
 
-  yield from training.measure(
-    config, bar, flags.FLAGS.rounds, flags.FLAGS.steps
-  )
+  yield from training.measure(config, bar, _ROUNDS.value, _STEPS.value)
 
 
 if __name__ == '__main__':
-  flags.DEFINE_integer(
-    'rounds', 8, 'Turns that each contender takes.', lower_bound=1
-  )
-  flags.DEFINE_integer('steps', 25, 'Steps of one turn.', lower_bound=3)
   runner.run(bench)

@@ -16,14 +16,12 @@ import numpy as np
 
 from experiments.bench.contest import (
   Replay,
-  seconds_of,
   Stopwatch,
   trainer_of,
 )
 from experiments.bench.runner import Item
 from experiments.common import datasets
 from experiments.screen.bar import Bar
-from slipstream_jax.data.prefetch import OrderedResults
 from slipstream_jax.engine.buffers import to_host, to_step
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
@@ -55,7 +53,7 @@ def measure(
     step_ms: how long a step takes that only waits.
     steps: of a figure.
   """
-  each, in_all, unique = [], [], []
+  each, in_all = [], []
   for size in sizes:
     config.data.batch_size = size
     data, watch = datasets.dataset(config), Stopwatch()
@@ -74,12 +72,8 @@ def measure(
       each.append({**line, 'step': step, 'dispatches': starts})
       for line in rates(trainer, batches, workers, sorted({0.0, step_ms})):
         in_all.append(head | line)
-      if placement == 'pinned':
-        for line in unique_rates(trainer, batches, workers):
-          unique.append({'batch': size} | line)
   yield 'ms per batch, one phase after the other', each
   yield 'ms per batch in all, with a step that waits', in_all
-  yield 'ms per batch to find unique ids', unique
 
 
 def phases(trainer: TrainerParts, batches: Sequence[Batch]) -> dict[str, float]:
@@ -114,6 +108,7 @@ def _phases_of(
     weights = watch('weights', row_weights, inverse, batch.weights, count)
     state, plan = watch('plan', placement.plan, state, window)
     plan = watch('link', link, before or plan, plan)
+    assert plan.forward is not None  # as it is linked
     rows = plan.rows[plan.load][plan.forward.at < 0]
     block = watch('gather', host.gather, rows, bucket(len(rows), smallest=1024))
     # The batch's own columns go with the first group's rows.
@@ -231,27 +226,3 @@ def _turn(
   trainer.update = real
   spent = time.perf_counter() - started, time.process_time() - cpu
   return 1e3 * spent[0] / steps, 1e3 * spent[1] / steps
-
-
-def unique_rates(
-  trainer: TrainerParts, batches: Sequence[Batch], workers: Sequence[int]
-) -> Iterator[dict[str, Any]]:
-  """Yields the median ms per batch that workers take to find unique ids."""
-  groups, tables = trainer.engine.groups, trainer.engine.tables.groups
-
-  def find(batch: Batch) -> None:
-    for group, of_table in zip(groups, tables, strict=True):
-      unique_rows_of(batch.lookups, of_table, group.hot)
-
-  def find_all(number: int) -> None:
-    results = OrderedResults(iter(batches), find, number)
-    with contextlib.closing(results):
-      for _ in results:
-        pass
-
-  spent: dict[int, list[float]] = {number: [] for number in workers}
-  for _ in range(_TURNS):
-    for number, turns in spent.items():
-      turns.append(1e3 * seconds_of(find_all, number) / len(batches))
-  for number, turns in spent.items():
-    yield {'workers': number, 'ms per batch': float(np.median(turns[1:]))}

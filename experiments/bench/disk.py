@@ -7,105 +7,31 @@ the file in memory is dropped before every figure. A plain loop of `pread` over
 blocks of 4 KiB at random places of the same file shows what the disk can do.
 """
 
-from collections.abc import Callable, Iterator
-from concurrent import futures
-import functools
+from collections.abc import Iterator
 import tempfile
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from absl import flags
 
 from experiments.bench import runner
 
-if TYPE_CHECKING:
-  from experiments.screen.bar import Bar
-  from slipstream_jax.store.scratch import ScratchFile
-  from slipstream_jax.types import RowBlock, RowIds
-
-THREADS = (1, 8, 32, 64)
-"""Numbers of threads of the plain loop."""
-_WANTED = 1 << 14  # rows of a call
-_TURNS = 5
+_ROWS = flags.DEFINE_integer(
+  'rows', 4_000_000, 'Rows of the file.', lower_bound=1 << 16
+)
+_DIM = flags.DEFINE_integer(
+  'dim', 64, 'Floats of a row, beside one of row state.', lower_bound=1
+)
+_PATH = flags.DEFINE_string('path', tempfile.gettempdir(), 'Folder to use.')
 
 
-def bench(bar: 'Bar') -> Iterator[runner.Item]:
+def bench(bar: Any) -> Iterator[runner.Item]:
   """Yields the rows/s of every way to read or write."""
-  rows, dim = flags.FLAGS.rows, flags.FLAGS.dim
+  from experiments.bench import cold
+
   bar.begin('reading and writing rows')
-  title = f'{rows:,} rows of {4 * dim + 4} bytes, cold'
-  yield title, list(speeds(rows, dim, flags.FLAGS.path))
-
-
-def speeds(num_rows: int, dim: int, path: str) -> Iterator[dict[str, Any]]:
-  """Yields the median rows/s of each way."""
-  import numpy as np
-
-  from experiments.bench.contest import seconds_of
-  from slipstream_jax.store.base import FirstRows, pieces_of
-  from slipstream_jax.store.tiered import TieredStore
-
-  def scatter(rows: 'RowIds') -> None:
-    store.scatter(rows, _ones(len(rows), dim))
-    store.flush()
-
-  first = FirstRows(
-    num_rows, lambda rows: _ones(len(rows), dim), lambda: _ones(num_rows, dim)
-  )
-  store = TieredStore(first, path, capacity=0)
-  store.reset(first)
-  for rows in pieces_of(num_rows, store.row_bytes):
-    store.scatter(rows, _ones(len(rows), dim))
-  store.flush()
-  ways: dict[str, Callable[[RowIds], object]] = {
-    f'pread, {n} at a time': functools.partial(_read_blocks, store.file, n)
-    for n in THREADS
-  }
-  ways['file, gather'] = lambda rows: store.gather(rows, len(rows))
-  ways['file, scatter'] = scatter
-  rng = np.random.default_rng(0)
-  for name, way in ways.items():
-    wanted = _WANTED // 8 if name == 'pread, 1 at a time' else _WANTED
-    figures = []
-    for _ in range(_TURNS):
-      rows = rng.choice(num_rows, wanted, replace=False)
-      store.file.cool()
-      figures.append(wanted / seconds_of(way, rows))
-    yield {'what': name, 'rows/s': float(np.median(figures))}
-  store.close()
-
-
-def _ones(rows: int, dim: int) -> 'RowBlock':
-  import numpy as np
-
-  from slipstream_jax.types import RowBlock
-
-  values = np.ones((rows, dim), np.float32)
-  return RowBlock(values, (np.ones(rows, np.float32),))
-
-
-def _read_blocks(file: 'ScratchFile', threads: int, rows: 'RowIds') -> None:
-  """Reads the blocks that hold some rows, in any order."""
-  import numpy as np
-
-  from slipstream_jax.store.scratch import aligned, BLOCK, read_records
-
-  out, to = np.empty((len(rows), 8), np.uint8), np.arange(len(rows))
-  blocks = rows // file.per
-
-  def read(part: np.ndarray) -> None:
-    buffer = aligned(BLOCK)
-    read_records(file.fd, blocks[part], 1, out, to[part], buffer, 0)
-
-  with futures.ThreadPoolExecutor(threads) as pool:
-    list(pool.map(read, np.array_split(to, threads)))
+  title = f'{_ROWS.value:,} rows of {4 * _DIM.value + 4} bytes, cold'
+  yield title, list(cold.speeds(_ROWS.value, _DIM.value, _PATH.value))
 
 
 if __name__ == '__main__':
-  flags.DEFINE_integer(
-    'rows', 4_000_000, 'Rows of the file.', lower_bound=1 << 16
-  )
-  flags.DEFINE_integer(
-    'dim', 64, 'Floats of a row, beside one of row state.', lower_bound=1
-  )
-  flags.DEFINE_string('path', tempfile.gettempdir(), 'Folder to use.')
-  runner.run(bench, config='none')
+  runner.run(bench, 'none')

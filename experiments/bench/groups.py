@@ -8,22 +8,21 @@ the same.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from absl import flags
 import ml_collections
 
 from experiments.bench import runner
 
-if TYPE_CHECKING:
-  from experiments.screen.bar import Bar
-
+_ROUNDS = flags.DEFINE_integer(
+  'rounds', 8, 'Turns that each contender takes.', lower_bound=1
+)
+_STEPS = flags.DEFINE_integer('steps', 25, 'Steps of one turn.', lower_bound=3)
 _BATCHES = 300  # premade
 
 
-def bench(
-  config: ml_collections.ConfigDict, bar: 'Bar'
-) -> Iterator[runner.Item]:
+def bench(config: ml_collections.ConfigDict, bar: Any) -> Iterator[runner.Item]:
   """Yields the examples/s of both."""
   from experiments.bench.contest import Contest, premade, trainer_of
   from experiments.common import build, datasets
@@ -37,9 +36,7 @@ def bench(
     for i, (name, table) in enumerate(recipe.tables.tables.items())
   }
   two = TableSet(own, recipe.tables.features)
-  contest = Contest(
-    config, data, batches, flags.FLAGS.rounds, flags.FLAGS.steps, bar
-  )
+  contest = Contest(config, data, batches, _ROUNDS.value, _STEPS.value, bar)
   speeds = contest.speeds(
     'groups',
     {
@@ -52,8 +49,4 @@ def bench(
 
 
 if __name__ == '__main__':
-  flags.DEFINE_integer(
-    'rounds', 8, 'Turns that each contender takes.', lower_bound=1
-  )
-  flags.DEFINE_integer('steps', 25, 'Steps of one turn.', lower_bound=3)
   runner.run(bench)

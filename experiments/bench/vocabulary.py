@@ -10,24 +10,27 @@ only through the caches it shares.
 
 from collections.abc import Callable, Iterator
 import time
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from absl import flags
 
 from experiments.bench import runner
 
-if TYPE_CHECKING:
-  from experiments.screen.bar import Bar
-
+_ROWS = flags.DEFINE_multi_integer(
+  'rows',
+  [1_000_000, 10_000_000],
+  'Rows of the tables; may be given again.',
+  lower_bound=1,
+)
 _BATCH = 1 << 16
 _TURNS = 40
 
 
-def bench(bar: 'Bar') -> Iterator[runner.Item]:
+def bench(bar: Any) -> Iterator[runner.Item]:
   """Yields the lookups/s of tables, and the seconds that a state takes."""
-  bar.begin('a growing vocabulary', len(flags.FLAGS.rows), 'table')
+  bar.begin('a growing vocabulary', len(_ROWS.value), 'table')
   frame = []
-  for rows in flags.FLAGS.rows:
+  for rows in _ROWS.value:
     frame.append(speeds(rows))
     bar.show(len(frame))
   yield 'lookups/s, median and best, and seconds of a saved state', frame
@@ -72,10 +75,4 @@ def _seconds(call: Callable[..., object], *args: Any) -> float:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_multi_integer(
-    'rows',
-    [1_000_000, 10_000_000],
-    'Rows of the tables; may be given again.',
-    lower_bound=1,
-  )
-  runner.run(bench, config='none')
+  runner.run(bench, 'none')

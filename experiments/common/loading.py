@@ -46,7 +46,6 @@ class LoadedRun(NamedTuple):
 def load(
   folder: pathlib.Path,
   data_path: str | None = None,
-  *,
   other: ml_collections.ConfigDict | None = None,
   step: int | None = None,
   tell: Callable[[str], None] = lambda text: None,

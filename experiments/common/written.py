@@ -79,9 +79,7 @@ class WrittenRows:
     self._places[new] = self.written + 1 + np.arange(len(new))
     self.written += len(new)
     at = self._places[rows] - 1
-    for own, leaf in zip(
-      self._leaves, (block.rows, *block.state), strict=True
-    ):
+    for own, leaf in zip(self._leaves, (block.rows, *block.state), strict=True):
       own[at] = leaf[: len(rows)]
 
   def prefetch(self, rows: RowIds) -> None:

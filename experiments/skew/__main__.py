@@ -16,6 +16,15 @@ from absl import flags
 
 from experiments.common import cli
 
+_PROXIES = flags.DEFINE_multi_string(
+  'proxy', [], 'Proxy to measure; may be given again. All by default.'
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'Folder for skew.json and access_curves.png.'
+)
+_SAMPLES = flags.DEFINE_string('samples', None, 'Folder with real samples.')
+
 
 def main() -> None:
   """Measures, prints, and writes what --workdir asks for.
@@ -23,36 +32,10 @@ def main() -> None:
   Raises:
     UserError: a flag is invalid, or a sample is missing.
   """
-  from experiments.common import record, report
-  from experiments.common.workdir import writable
-  from experiments.screen.bar import Bar
-  from experiments.skew import measure
+  from experiments.skew import job
 
-  asked, screen = flags.FLAGS, report.console()
-  proxies = measure.chosen(asked.proxy, asked.seed)
-  samples = measure.samples_in(asked.samples, list(proxies))
-  skews = {}
-  with Bar(screen, None, 'example') as bar:
-    for name, proxy in proxies.items():
-      examples = proxy.profile_examples + measure.JUDGED
-      bar.begin(f'{len(skews) + 1}/{len(proxies)} {name}', examples)
-      skews[name] = measure.measured(proxy, tell=bar.show)
-  frame = measure.frame_of(skews)
-  screen.print(report.table('hot rows and hot examples', frame))
-  if asked.workdir:
-    folder = writable(asked.workdir, '--workdir')
-    record.write_json(folder / 'skew.json', frame)
-    measure.plot(folder / 'access_curves.png', skews, samples)
-    report.teller(screen)(f'written to {folder}')
+  job.compare(_PROXIES.value, _SEED.value, _WORKDIR.value, _SAMPLES.value)
 
 
 if __name__ == '__main__':
-  flags.DEFINE_multi_string(
-    'proxy', [], 'Proxy to measure; may be given again. All by default.'
-  )
-  flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
-  flags.DEFINE_string(
-    'workdir', None, 'Folder for skew.json and access_curves.png.'
-  )
-  flags.DEFINE_string('samples', None, 'Folder with real samples.')
-  cli.run(main, config='none', kept='nothing was written')
+  cli.run(main, 'none', kept='nothing was written')

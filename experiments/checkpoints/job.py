@@ -1,25 +1,10 @@
-"""Lists a run's checkpoints, or copies one.
-
-    python -m experiments.checkpoints RUN
-    python -m experiments.checkpoints RUN --copy=s3://bucket/old --codec=int4
-
-RUN is the folder of a run, which may be training, or a folder or URL of
-checkpoints. The list shows which of them are whole, after every byte was
-compared with its checksum, and what is wrong with the others. A copy is a base
-of the newest checkpoint, or of that of --step. A damaged one is refused. A copy
-in fewer bits can be scored, evaluated and served, but not trained further.
-"""
+"""Lists and copies checkpoints."""
 
 from collections.abc import Callable
-import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
-from absl import flags
-import jax
-import ml_collections
-
-from experiments.common import cli, loading, record, report, workdir
+from experiments.common import loading, record, report, workdir
 from slipstream_jax.checkpoint.chain import (
   copy_as_base,
   files_of,
@@ -42,50 +27,41 @@ from slipstream_jax.checkpoint.quantize import CODECS, RAW
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.errors import choose, UserError
 
-_COPY = flags.DEFINE_string(
-  'copy', None, 'Folder or URL for a copy of the newest, or that of --step.'
-)
-_STEP = flags.DEFINE_integer(
-  'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
-)
-_CODEC = flags.DEFINE_string(
-  'codec', None, f"Of the copy's rows: {', '.join(CODECS)}; {RAW} by default."
-)
-_VERIFY = flags.DEFINE_bool(
-  'verify', True, 'Read every byte for the list; otherwise compare sizes.'
-)
 
-
-def main(_: ml_collections.ConfigDict) -> None:
-  """Lists or copies checkpoints.
+def show(name: str, verify: bool) -> None:
+  """Prints the checkpoints of a run or a place, and what is wrong with them.
 
   Raises:
-    UserError: no checkpoint is whole, or a flag is invalid.
+    UserError: none is whole.
   """
-  (name,) = cli.words_of()
-  check_flags(_COPY.value, _CODEC.value, _STEP.value)
   screen, place = report.console(), place_of(name)
-  tell = report.teller(screen)
-  if _COPY.value is not None:
-    codec, into = _CODEC.value or RAW, open_place(_COPY.value)
-    copy = copied(place, into, codec, _STEP.value, tell)
-    size = report.size(copy.bytes)
-    tell(f'copied step {copy.step} to {_COPY.value}, rows as {codec}: {size}')
-    return
-  listed = entries(place, _VERIFY.value)
-  tell(place.url)
-  screen.print(report.table('', [row_of(entry) for entry in listed]))
-  for entry in listed:
-    if entry.flaw is not None:
-      text = f'step {entry.step}: {entry.flaw}'
+  listed = entries(place, verify)
+  report.teller(screen)(place.url)
+  flaws = {row['step']: row.pop('flaw') for row in listed}
+  screen.print(report.table('', listed))
+  for step, flaw in flaws.items():
+    if flaw is not None:
+      text = f'step {step}: {flaw}'
       screen.print(text, style='red', markup=False, soft_wrap=True)
-  if all(entry.reads is None for entry in listed):
+  if all(row['whole'] != 'yes' for row in listed):
     raise UserError(
       'resuming needs a checkpoint that is whole',
       got='none',
       where=place.url,
       hint='use a copy, or start anew',
     )
+
+
+def copy(name: str, into: str, codec: str | None, step: int | None) -> None:
+  """Copies a checkpoint of a run or a place, and prints what was copied.
+
+  Raises:
+    UserError: see `copied`.
+  """
+  tell, codec = report.teller(report.console()), codec or RAW
+  manifest = copied(place_of(name), open_place(into), codec, step, tell)
+  size = report.size(manifest.bytes)
+  tell(f'copied step {manifest.step} to {into}, rows as {codec}: {size}')
 
 
 def check_flags(copy: str | None, codec: str | None, step: int | None) -> None:
@@ -118,27 +94,11 @@ def place_of(name: str) -> Place:
   return open_place(workdir.checkpoints_at(folder, record.config_of(folder)))
 
 
-class Entry(NamedTuple):
-  """A checkpoint in a list."""
+def entries(place: Place, verify: bool = True) -> list[dict[str, Any]]:
+  """Lists all checkpoints of a place, oldest first, as rows of a table.
 
-  step: int
-  manifest: Manifest | None
-  """None if it cannot be read."""
-  reads: int | None
-  """Bytes that restoring it reads. None if it cannot be restored."""
-  flaw: str | None
-  """Why it cannot be restored. None if it can, or if it is a link."""
-
-  @property
-  def whole(self) -> str:
-    """Yes or no, or 'link' if only its descendants can be restored."""
-    if self.flaw is not None:
-      return 'no'
-    return 'link' if self.reads is None else 'yes'
-
-
-def entries(place: Place, verify: bool = True) -> list[Entry]:
-  """Lists all checkpoints of a place, oldest first.
+  `flaw` says why one cannot be restored. It is None if it can be, or if it is a
+  link: a checkpoint that the run dropped keeps its rows for its children.
 
   Args:
     place: where they are.
@@ -153,35 +113,34 @@ def entries(place: Place, verify: bool = True) -> list[Entry]:
     if not steps:
       search_for(place)  # raises
     search = find_chains(place, most=len(steps), deep=verify)
-  listed, links = [], set()
+  rows, links = [], set()
   for chain in search.chains:
     links |= {link.step for link in chain}
-    nbytes = sum(facts.bytes for facts in files_of(chain))
-    listed.append(Entry(chain[-1].step, chain[-1], nbytes, None))
+    read = sum(facts.bytes for facts in files_of(chain))
+    rows.append(_row(chain[-1].step, chain[-1], read, 'yes', None))
   for step, why in search.skipped:
     try:
       manifest = read_manifest(place, step)
     except (UserError, OSError):
       manifest = None
-    # A checkpoint that the run dropped keeps only its rows, for its children.
     flaw = None if step in links else ' '.join(str(why).split())
-    listed.append(Entry(step, manifest, None, flaw))
-  return sorted(listed, key=lambda entry: entry.step)
+    whole = 'no' if flaw else 'link'
+    rows.append(_row(step, manifest, None, whole, flaw))
+  return sorted(rows, key=lambda row: row['step'])
 
 
-def row_of(entry: Entry) -> dict[str, Any]:
-  """Returns a checkpoint as a row of a table for people."""
-  row: dict[str, Any]
-  row = {'step': entry.step, 'kind': '-', 'codec': '-', 'rows': None}
-  row |= {'bytes': None, 'bytes_read': entry.reads, 'whole': entry.whole}
-  of = entry.manifest
+def _row(
+  step: int, of: Manifest | None, read: int | None, whole: str, flaw: str | None
+) -> dict[str, Any]:
+  kind, codec, rows, nbytes = '-', '-', None, None
   if of is not None:
-    on = of.parent
-    row['kind'] = 'base' if on is None else f'increment on {on.step:,}'
-    row['codec'] = of.codec
-    row['rows'] = sum(facts.rows or 0 for facts in of.rows.values())
+    on, codec = of.parent, of.codec
+    kind = 'base' if on is None else f'increment on {on.step:,}'
+    rows = sum(facts.rows or 0 for facts in of.rows.values())
     files = [*of.rows.values(), *of.files.values()]
-    row['bytes'] = sum(facts.bytes for facts in files)
+    nbytes = sum(facts.bytes for facts in files)
+  row = {'step': step, 'kind': kind, 'codec': codec, 'rows': rows}
+  row |= {'bytes': nbytes, 'bytes_read': read, 'whole': whole, 'flaw': flaw}
   return row
 
 
@@ -209,7 +168,7 @@ def copied(
       already, or reading or writing failed. There is then no copy.
   """
 
-  def copy() -> Manifest:
+  def copy_newest() -> Manifest:
     (chain,), skipped = search_for(place, step)
     for other, why in skipped:
       text = ' '.join(str(why).split())
@@ -225,16 +184,4 @@ def copied(
         )
       return copy_as_base(place, chain, into, codec)
 
-  return loading.while_saving(copy)
-
-
-if __name__ == '__main__':
-  # A run may be training on the accelerator at the same time.
-  if 'JAX_PLATFORMS' not in os.environ:
-    jax.config.update('jax_platforms', 'cpu')
-  cli.run(
-    main,
-    ml_collections.ConfigDict(),
-    kept='nothing was changed',
-    words=(1, 1),
-  )
+  return loading.while_saving(copy_newest)

@@ -18,10 +18,27 @@ import ml_collections
 
 from experiments.common import cli
 
+_OUTPUT = flags.DEFINE_string(
+  'output', None, 'Folder to make; export in that of the run by default.'
+)
+_DTYPE = flags.DEFINE_string(
+  'dtype', 'float32', "Of rows: 'float32', 'float16' or 'int8'."
+)
+_BATCH_SIZES = flags.DEFINE_list(
+  'batch_sizes', '1,64,1024', 'Examples that are scored at once.'
+)
+_PLATFORMS = flags.DEFINE_list(
+  'platforms', 'cpu', 'What the programs run on: cpu, cuda, rocm, tpu.'
+)
+_DATA = flags.DEFINE_string(
+  'data', None, "Where the run's data are now; by default where they were."
+)
+_STEP = flags.DEFINE_integer(
+  'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
+)
 
-def main(
-  config: ml_collections.ConfigDict | None, folder: pathlib.Path
-) -> None:
+
+def main(config: ml_collections.ConfigDict | None, run: pathlib.Path) -> None:
   """Exports the run and prints what was written.
 
   Raises:
@@ -32,48 +49,25 @@ def main(
   from slipstream_jax.export.folder import check_arguments, write_export
   from slipstream_jax.export.source import facts_of_dataset
 
-  asked = flags.FLAGS
-  sizes = [int(x) if x.isdecimal() else x for x in asked.batch_sizes]
-  how = asked.dtype, sizes, asked.platforms
-  output = pathlib.Path(asked.output or folder / 'export')
+  sizes = [int(x) if x.isdecimal() else x for x in _BATCH_SIZES.value]
+  how = _DTYPE.value, sizes, _PLATFORMS.value
+  output = pathlib.Path(_OUTPUT.value or run / 'export')
   check_arguments(output, *how)
   screen = report.console()
   tell = report.teller(screen)
-  run = loading.load(
-    folder, asked.data, other=config, step=asked.step, tell=tell
-  )
-  layout = write_export(run.trainer, output, facts_of_dataset(run.data), *how)
-  facts = {
+  loaded = loading.load(run, _DATA.value, config, _STEP.value, tell)
+  facts = facts_of_dataset(loaded.data)
+  layout = write_export(loaded.trainer, output, facts, *how)
+  written = {
     'steps trained': layout.step,
     'tables': len(layout.tables),
     'rows': sum(group.rows for group in layout.groups),
     'dtype of rows': layout.codec,
     'bytes': sum(file.bytes for file in layout.files),
   }
-  screen.print(report.facts(facts))
+  screen.print(report.facts(written))
   tell(f'written to {output}')
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string(
-    'output', None, 'Folder to make; export in that of the run by default.'
-  )
-  flags.DEFINE_string(
-    'dtype', 'float32', "Of rows: 'float32', 'float16' or 'int8'."
-  )
-  flags.DEFINE_list(
-    'batch_sizes', '1,64,1024', 'Examples that are scored at once.'
-  )
-  flags.DEFINE_list(
-    'platforms', 'cpu', 'What the programs run on: cpu, cuda, rocm, tpu.'
-  )
-  flags.DEFINE_string(
-    'data', None, "Where the run's data are now; by default where they were."
-  )
-  flags.DEFINE_integer(
-    'step',
-    None,
-    'Step of the checkpoint; the newest by default.',
-    lower_bound=0,
-  )
   cli.run(main, 'optional', 'RUN', kept='nothing was written', on_cpu=True)

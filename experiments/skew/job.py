@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from experiments.common import page
+from experiments.common import page, record, report
+from experiments.common.workdir import writable
+from experiments.screen.bar import Bar
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.selection.hot import access_counts, hot_rows
 from slipstream_jax.synthetic.proxies import PROXIES, Proxy
@@ -36,17 +38,42 @@ class Skew(NamedTuple):
   """Lookups of each row seen, most first: i64."""
 
 
-def chosen(names: list[str], seed: int) -> dict[str, Proxy]:
-  """Returns the proxies of these names, or all, with streams of that seed.
+def compare(
+  names: list[str],
+  seed: int,
+  workdir: str | None = None,
+  samples_folder: str | None = None,
+) -> None:
+  """Measures proxies, prints their skew, and writes it to a folder, if any.
+
+  Args:
+    names: of the proxies. Empty: all of `PUBLISHED`.
+    seed: of their streams.
+    workdir: the folder to write to.
+    samples_folder: has real samples to draw beside them.
 
   Raises:
-    UserError: there is no such proxy.
+    UserError: there is no such proxy, or a sample is missing.
   """
-  return {
-    name: proxy._replace(spec=proxy.spec._replace(seed=seed))
-    for name in dict.fromkeys(names or PUBLISHED)
-    for proxy in [choose(PUBLISHED, name, '--proxy')]
+  proxies = {
+    name: choose(PUBLISHED, name, '--proxy') for name in names or PUBLISHED
   }
+  samples = samples_in(samples_folder, list(proxies))
+  screen = report.console()
+  skews: dict[str, Skew] = {}
+  with Bar(screen, None, 'example') as bar:
+    for name, proxy in proxies.items():
+      examples = proxy.profile_examples + JUDGED
+      bar.begin(f'{len(skews) + 1}/{len(proxies)} {name}', examples)
+      own = proxy._replace(spec=proxy.spec._replace(seed=seed))
+      skews[name] = measured(own, tell=bar.show)
+  frame = frame_of(skews)
+  screen.print(report.table('shares of rows and examples that are hot', frame))
+  if workdir:
+    folder = writable(workdir, '--workdir')
+    record.write_json(folder / 'skew.json', frame)
+    plot(folder / 'access_curves.png', skews, samples)
+    report.teller(screen)(f'written to {folder}')
 
 
 def measured(
@@ -103,8 +130,7 @@ def lookups_of(
 
 
 def frame_of(skews: dict[str, Skew]) -> list[dict[str, Any]]:
-  """Lists each proxy: what was measured, what was published, and by how much
-  they differ, in points."""
+  """Lists measured and published shares, and differences in points."""
   frame = []
   for name, skew in skews.items():
     row = {'proxy': name, 'ranked on': skew.proxy.profile_examples}
@@ -116,22 +142,13 @@ def frame_of(skews: dict[str, Skew]) -> list[dict[str, Any]]:
   return frame
 
 
-class Sample(NamedTuple):
-  """A text file of real examples."""
-
-  path: str
-  """Its path in the folder of samples."""
-  separator: str
-  header: bool
-  columns: slice
-  """Columns that hold ids."""
-
-
 SAMPLES = {
-  'kaggle': Sample('criteo/dac_80k.tsv.gz', '\t', False, slice(14, 40)),
-  'avazu': Sample('avazu/train.csv', ',', True, slice(3, 24)),
-  'taobao': Sample('taobao/UserBehavior.csv.gz', ',', False, slice(0, 3)),
+  'kaggle': ('criteo/dac_80k.tsv.gz', '\t', False, slice(14, 40)),
+  'avazu': ('avazu/train.csv', ',', True, slice(3, 24)),
+  'taobao': ('taobao/UserBehavior.csv.gz', ',', False, slice(0, 3)),
 }
+"""By proxy, a text file of real examples in the folder of samples: its path,
+separator, whether it has a header, and the columns that hold ids."""
 
 
 class Real(NamedTuple):
@@ -154,12 +171,12 @@ def samples_in(folder: str | None, names: list[str]) -> dict[str, Real]:
 
 
 def _read(folder: pathlib.Path, name: str) -> Real:
-  sample = SAMPLES[name]
+  path, separator, header, columns = SAMPLES[name]
   try:
     frame = pl.read_csv(
-      folder / sample.path,
-      separator=sample.separator,
-      has_header=sample.header,
+      folder / path,
+      separator=separator,
+      has_header=header,
       quote_char=None,
       infer_schema=False,  # some ids exceed 64 bits
       truncate_ragged_lines=True,
@@ -168,14 +185,14 @@ def _read(folder: pathlib.Path, name: str) -> Real:
     raise UserError(
       f'the sample of {name} must be a text file that can be read',
       got=error,
-      where=f'--samples, {sample.path}',
+      where=f'--samples, {path}',
       hint='fetch it again, or leave --samples out',
     ) from error
   if name == 'taobao':  # a line without a whole time in seconds was cut off
     frame = frame.filter(frame[frame.columns[-1]].str.len_chars() == 10)
   counts = [
     frame[column].value_counts()['count'].to_numpy()
-    for column in frame.columns[sample.columns]
+    for column in frame.columns[columns]
   ]
   return Real(len(frame), _falling(np.concatenate(counts)))
 
@@ -215,8 +232,8 @@ def plot(
   )
   for axis, (name, skew) in zip(axes, skews.items(), strict=False):
     proxy, real = skew.proxy, samples.get(name)
-    many = proxy.profile_examples
-    _line(axis, skew.curve, f'proxy, {_many(many)} examples')
+    many = _many(proxy.profile_examples)
+    _line(axis, skew.curve, f'proxy, {many} examples')
     if real is not None:
       many = _many(real.lines)
       _line(axis, real.curve, f'real sample, {many} lines', page.color(1))

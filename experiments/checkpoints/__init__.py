@@ -1,0 +1,1 @@
+"""Lists and copies the checkpoints of a run."""

@@ -1,0 +1,1 @@
+"""Evaluates a checkpoint of a run."""

@@ -1,0 +1,1 @@
+"""Exports a run for serving."""

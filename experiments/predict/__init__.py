@@ -1,0 +1,1 @@
+"""Scores new examples with a run."""
