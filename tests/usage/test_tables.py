@@ -12,7 +12,7 @@ from experiments.compare.grid import ANCHORS
 from experiments.profile import report as profile_report
 from experiments.profile.predictions import POLICIES, Prediction
 from experiments.skew import job as skew
-from slipstream_jax.placement import EVICTIONS, PLACEMENTS
+from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.selection.policies import POLICIES as CHOICES
 from tests.experiments.compare import drawn
 
