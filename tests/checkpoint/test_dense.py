@@ -19,9 +19,9 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.checkpoint.test_saving import saving_to
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
-from tests.support.short_runs import everything, source, start
+from tests.support.short_runs import source, start
+from tests.support.small import assert_same_bits, everything
 
 # Two steps of `start('pinned', 'plain', 0)`, saved after each.
 VERSION_7 = pathlib.Path(__file__).parent / 'version_7'

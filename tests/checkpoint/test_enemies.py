@@ -20,8 +20,8 @@ from slipstream_jax.checkpoint.save import values_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
 from tests.checkpoint.test_saving import Full, resumed, saving_to
-from tests.laws.test_placements import assert_same_bits
-from tests.support.short_runs import everything, start, unbroken
+from tests.support.short_runs import start, unbroken
+from tests.support.small import assert_same_bits, everything
 
 
 def steps_and_saves(folder, trainer, batches, saves, **how):

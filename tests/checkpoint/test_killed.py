@@ -14,9 +14,9 @@ import pytest
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.training.loop import train
 from tests.checkpoint.runs import DONE, READY
-from tests.laws.test_placements import assert_same_bits
 from tests.support.programs import LIMIT_S, python, wait_until
-from tests.support.short_runs import everything, start, unbroken
+from tests.support.short_runs import start, unbroken
+from tests.support.small import assert_same_bits, everything
 
 KILLS = int(os.environ.get('KILLS', '100'))
 KINDS = [

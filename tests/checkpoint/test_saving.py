@@ -22,20 +22,19 @@ from slipstream_jax.checkpoint.state import SCHEDULE
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
-from tests.laws.test_placements import assert_same_bits
 from tests.laws.test_stores import storage
 from tests.support import small
 from tests.support.programs import LIMIT_S
 from tests.support.short_runs import (
   BATCHES,
   batches_for,
-  everything,
   SCHEDULES,
   source,
   start,
   unbroken,
   WHERE,
 )
+from tests.support.small import assert_same_bits, everything
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,8 +13,8 @@ from slipstream_jax.placement.base import link
 from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.trainer_parts import make_parts, planned
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
+from tests.support.small import assert_same_bits, everything
 
 COLUMNS = small.columns(64 * 8)
 HOT = small.hot(COLUMNS)
@@ -36,17 +35,11 @@ def batches_of(trainer, depth=2):
   return planned(trainer, source, depth)
 
 
-def bits(trainer):
-  return jax.tree.map(
-    np.array, (trainer.engine.read_back(), jax.device_get(trainer.state))
-  )
-
-
 def after_steps(name='resident', steps=STEPS):
   trainer = start(name)
   with batches_of(trainer) as batches:
     list(train(trainer, batches, steps))
-  return bits(trainer)
+  return everything(trainer)
 
 
 @placements
@@ -72,7 +65,7 @@ def test_no_step_asks_for_the_rows_of_the_one_before(name, monkeypatch):
       take_step(trainer, item)
       assert [id(block) for block in asked] == [id(block) for block in before]
   monkeypatch.undo()
-  assert_same_bits(bits(trainer), after_steps())
+  assert_same_bits(everything(trainer), after_steps())
 
 
 @placements
@@ -88,7 +81,7 @@ def test_links_of_other_steps_are_not_believed(name, monkeypatch):
       lied = link(before, plan)
       linked = [plan, plan._replace(forward=None), lied][number % 3]
       take_step(trainer, item._replace(plans=(linked,)))
-  assert_same_bits(bits(trainer), after_steps())
+  assert_same_bits(everything(trainer), after_steps())
 
 
 @placements
@@ -101,7 +94,7 @@ def test_iterators_in_turn_see_each_others_rows(name, depth):
       list(train(trainer, batches, 2))
     for batches in sources:
       batches.close()
-  assert_same_bits(bits(one), bits(other))
+  assert_same_bits(everything(one), everything(other))
 
 
 @placements
@@ -130,7 +123,7 @@ def test_rows_that_could_not_be_written_are_written_later(
       steps = int(to_host(trainer.state.step))
   if next(calls) <= at:
     trainer.engine.read_back()  # it may be the one to fail
-  assert_same_bits(bits(trainer), after_steps())
+  assert_same_bits(everything(trainer), after_steps())
 
 
 def test_copies_of_rows_that_stand_still_are_of_the_last_step():
@@ -144,7 +137,7 @@ def test_copies_of_rows_that_stand_still_are_of_the_last_step():
   assert used.sum() > 20
   engine.freeze(used)
   kept = to_host(engine.groups[0].kept.block)
-  (table,) = bits(trainer)[0]
+  (table,) = everything(trainer)[0]
   np.testing.assert_array_equal(kept.rows[used], table.rows[HOT.rows[used]])
   (expected,) = after_steps(steps=3)[0]
   np.testing.assert_array_equal(table.rows, expected.rows)

@@ -24,7 +24,7 @@ from slipstream_jax.training.trainer_parts import (
 )
 from tests.fuzz.cases import PLACED
 from tests.fuzz.worlds import OPTIMIZERS, recipe, tables, World, WORLDS
-from tests.laws.test_placements import assert_same_bits
+from tests.support.small import assert_same_bits
 
 MORE = int(os.environ.get('FUZZ_EXAMPLES', '2000'))
 MIXED = [world for world in WORLDS.values() if world.is_mixed]

@@ -1,10 +1,11 @@
 """A step is taken whole or not at all, whatever cuts it off.
 
-After an error or a Ctrl-C at any point of a step, going on gives the bits of a
-run without it; where it cannot, the trainer says that it is torn.
+After an error or a Ctrl-C at any point of a step, a run that continues ends
+with the bits of an uninterrupted run. Where it cannot continue, it says so.
 """
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -15,7 +16,6 @@ import time
 from hypothesis import given, Phase, settings
 from hypothesis import strategies as st
 import jax
-import numpy as np
 import pytest
 
 import slipstream_jax as slip
@@ -23,28 +23,26 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import ColumnBatches, NumberedBatches
 from slipstream_jax.data.prefetch import Worker
-from slipstream_jax.engine import apply, group_rows
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from tests.api import shop
-from tests.laws.test_placements import assert_same_bits
 from tests.support import programs
 from tests.support.short_runs import (
   BATCH,
   BATCHES,
   batches_for,
   COLUMNS,
-  everything,
   SCHEDULES,
   start,
   unbroken,
   WHERE,
 )
+from tests.support.small import assert_same_bits, everything
 from tests.support.watchdog import watchdog
 
 WATCHDOG_S = 300
-# A run each: what fails is told as it was drawn.
+# Each draw is a run, so what fails is reported as drawn.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
@@ -123,36 +121,26 @@ any_run = given(
 )
 
 
-@settings(max_examples=60, phases=NO_SHRINKING)
+@pytest.mark.parametrize('act', [fail, interrupt])
+@settings(max_examples=40, phases=NO_SHRINKING)
 @any_run
-def test_after_an_error_in_a_step_the_run_goes_on_or_says_it_is_torn(
-  placement, schedule, depth, at, point
+def test_a_step_is_taken_whole_or_not_at_all(
+  act, placement, schedule, depth, at, point
 ):
+  """A Ctrl-C waits for the end of its step. An error may tear it."""
   trainer, batches = start(placement, schedule, depth)
-  cut_off(trainer, point, at, fail)
+  cut_off(trainer, point, at, act)
   with batches:
-    if point in TORN_AFTER:
-      with pytest.raises(UserError, match='interrupted in the middle of'):
-        train_on(trainer, batches, Fault)
+    if act is fail and point in TORN_AFTER:
       held_out = ColumnBatches(COLUMNS, BATCH, epochs=1)
-      with pytest.raises(UserError, match='interrupted in the middle of'):
-        evaluate(trainer, held_out)
+      for use in (
+        lambda: train_on(trainer, batches, Fault),
+        lambda: evaluate(trainer, held_out),
+      ):
+        with pytest.raises(UserError, match='interrupted in the middle of'):
+          use()
       return
-    assert train_on(trainer, batches, Fault) == 1
-  rows, counters = unbroken(placement, schedule)
-  assert_same_bits(everything(trainer), rows)
-  assert trainer.engine.counters == counters
-
-
-@settings(max_examples=60, phases=NO_SHRINKING)
-@any_run
-def test_a_ctrl_c_waits_for_the_end_of_its_step(
-  placement, schedule, depth, at, point
-):
-  trainer, batches = start(placement, schedule, depth)
-  cut_off(trainer, point, at, interrupt)
-  with batches:
-    assert train_on(trainer, batches, KeyboardInterrupt) == 1
+    assert train_on(trainer, batches, (Fault, KeyboardInterrupt)) == 1
   rows, counters = unbroken(placement, schedule)
   assert_same_bits(everything(trainer), rows)
   assert trainer.engine.counters == counters
@@ -210,10 +198,20 @@ class Hail:
       assert not self._thread.is_alive()
 
 
-@pytest.mark.parametrize('burst', [1, 2])
-@pytest.mark.parametrize('depth', [0, 2])
-@pytest.mark.parametrize('schedule', SCHEDULES)
-@pytest.mark.parametrize('placement', WHERE)
+# Of each placement and schedule one pair of depth and burst is not slow.
+HAILS = [
+  pytest.param(
+    *run,
+    2 * (pair % 2),
+    1 + pair // 2,
+    marks=[] if (number + number // 4) % 4 == pair else pytest.mark.slow,
+  )
+  for number, run in enumerate(itertools.product(WHERE, SCHEDULES))
+  for pair in range(4)
+]
+
+
+@pytest.mark.parametrize(('placement', 'schedule', 'depth', 'burst'), HAILS)
 def test_a_run_under_a_hail_of_ctrl_c_keeps_its_bits(
   placement, schedule, depth, burst
 ):
@@ -226,14 +224,14 @@ def test_a_run_under_a_hail_of_ctrl_c_keeps_its_bits(
 
 
 def under_a_hail(placement, schedule, depth, burst, rows, counters):
-  """How many a run took, which is looked at; whoever insists may tear it."""
+  """Checks a run under a hail. Returns how many Ctrl-C came."""
   trainer, batches = start(placement, schedule, depth)
   with batches:
     hail = Hail(depth, burst)
     try:
       hail.train(trainer, batches)
     except UserError as error:
-      # Whoever insists may tear a step, but it is told.
+      # A second Ctrl-C may tear a step, but the trainer says so.
       torn = 'interrupted in the middle of' in str(error)
       if not (torn and burst > 1):
         raise
@@ -268,32 +266,19 @@ def test_an_interrupted_stop_is_not_taken_for_done():
   assert items_made == [0, 1]
 
 
-def test_what_is_held_is_raised_at_the_end_and_only_once():
+@pytest.mark.parametrize('times', [1, 2])
+def test_a_ctrl_c_waits_for_the_end_and_a_second_one_does_not(times):
   done = []
 
   def block():
     with held():
-      interrupt()
+      for _ in range(times):
+        interrupt()
       done.append('the block')
 
   with pytest.raises(KeyboardInterrupt):
     block()
-  assert done == ['the block']
-  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_ctrl_c_does_not_wait():
-  done = []
-
-  def block():
-    with held():
-      interrupt()
-      interrupt()
-      done.append('the block')
-
-  with pytest.raises(KeyboardInterrupt):
-    block()
-  assert not done
+  assert done == ['the block'] * (times == 1)
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -312,35 +297,32 @@ def test_holding_changes_nothing_in_other_threads():
 
 @pytest.mark.parametrize('schedule', SCHEDULES)
 @pytest.mark.parametrize('placement', WHERE)
-def test_a_torn_trainer_is_whole_after_a_restore(
-  placement, schedule, tmp_path, monkeypatch
-):
+def test_a_torn_trainer_is_whole_after_a_restore(placement, schedule, tmp_path):
   """Also where the device's rows are gone: donated to a write that failed."""
   trainer, batches = start(placement, schedule, 0)
-  checkpoints = Checkpoints(tmp_path)
-  with batches:
-    list(train(trainer, batches, 4))
-    checkpoints.save(trainer, batches.get_state())
 
-    def lose(kept, *_):
-      jax.tree.map(lambda leaf: leaf.delete(), kept)
-      fail()
+  def lose():
+    for leaf in jax.tree.leaves([g.kept.block for g in trainer.engine.groups]):
+      if isinstance(leaf, jax.Array):
+        leaf.delete()
+    fail()
 
-    with monkeypatch.context() as patched:
-      patched.setattr(apply, 'write_slots', lose)
-      patched.setattr(group_rows.WriteBackQueue, 'stored', lambda *_: fail())
+  with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    with batches:
+      list(train(trainer, batches, 4))
+      checkpoints.save(trainer, batches.get_state())
+      cut_off(trainer, 'before store', 1, lose)
       with pytest.raises(Fault):
         list(train(trainer, batches, 10_000))
-    with pytest.raises(UserError, match='interrupted in the middle of'):
-      checkpoints.save(trainer, batches.get_state())
-  with batches_for(trainer, schedule, 2) as batches:
-    batches.set_state(checkpoints.restore(trainer).schedule_state)
-    list(train(trainer, batches, 10_000))
-  checkpoints.close()
+      with pytest.raises(UserError, match='interrupted in the middle of'):
+        checkpoints.save(trainer, batches.get_state())
+    with batches_for(trainer, schedule, 2) as batches:
+      batches.set_state(checkpoints.restore(trainer).schedule_state)
+      list(train(trainer, batches, 10_000))
   assert_same_bits(everything(trainer), unbroken(placement, schedule)[0])
 
 
-# The same of `slip.Trainer`: whatever a user's own code raises, and wherever a
+# The same of `slip.Trainer`, whatever a user's code raises, and wherever a
 # Ctrl-C comes in `close`.
 
 RUN = 12
@@ -382,37 +364,32 @@ def go_on(trainer, source, error, **arguments):
   return stops
 
 
+def raising(once):
+  """The shop's examples; `once` is called before each batch."""
+  for item in shop.dicts():
+    once()
+    yield item
+
+
 @pytest.mark.parametrize('error', [Fault, KeyboardInterrupt])
 @pytest.mark.parametrize('prefetch', [0, 2])
-@pytest.mark.parametrize('at', [1, 2, 7, RUN])
+@pytest.mark.parametrize('at', [1, 2, RUN])
 def test_a_function_of_batches_that_raises_is_called_again(at, prefetch, error):
   once = Once(at, error)
-
-  def batches():
-    for item in shop.dicts():
-      once()
-      yield item
-
   with watchdog(), shop.trainer(prefetch=prefetch) as trainer:
-    assert go_on(trainer, slip.batches(batches), error) == 1
+    source = slip.batches(lambda: raising(once))
+    assert go_on(trainer, source, error) == 1
   shop.assert_same(trainer, trained_in_one(shop.dicts()))
 
 
 @pytest.mark.parametrize('prefetch', [0, 2])
 def test_a_function_that_raises_while_skipping_is_called_again(prefetch):
-  once, skip = Once(9, Fault), shop.SKIPS['surprise']
-
-  def batches():
-    for item in shop.dicts():
-      once()
-      yield item
-
-  trainers = []
-  for source in (slip.batches(batches), slip.batches(shop.dicts)):
+  skip, trainers = shop.SKIPS['surprise'], []
+  for once in (Once(9, Fault), Once(0, Fault)):
     with watchdog(), shop.trainer(prefetch=prefetch) as trainer:
       trainer.train(shop.source(), 1, skip=skip)
-      once.calls = 0
-      go_on(trainer, source, Fault, skip=skip)
+      source = slip.batches(lambda once=once: raising(once))
+      assert go_on(trainer, source, Fault, skip=skip) == (once.at > 0)
     trainers.append(trainer)
   shop.assert_same(*trainers)
 
@@ -420,14 +397,7 @@ def test_a_function_that_raises_while_skipping_is_called_again(prefetch):
 @pytest.mark.parametrize('prefetch', [0, 2])
 @pytest.mark.parametrize('at', [1, 2, 7])
 def test_a_generator_that_raised_says_that_it_cannot_go_on(at, prefetch):
-  once = Once(at, Fault)
-
-  def batches():
-    for item in shop.dicts():
-      once()
-      yield item
-
-  source = batches()
+  source = raising(Once(at, Fault))
   with watchdog(), shop.trainer(prefetch=prefetch) as trainer:
     with pytest.raises(Fault):
       trainer.train(source, RUN)
@@ -506,10 +476,7 @@ def test_a_model_that_raises_once_is_called_again(at):
     assert go_on(trainer, shop.dicts(), Fault) <= 1
     # Of a generator, too, the first batch is trained.
     assert once.calls >= at
-  for one, other in zip(
-    shop.state_of(trainer), shop.state_of(wanted), strict=True
-  ):
-    np.testing.assert_array_equal(one, other)
+  shop.assert_same(trainer, wanted)
 
 
 class Stop(Once):

@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-import jax
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import small
+from tests.support.small import assert_same_bits
 
 placements = pytest.mark.parametrize('name', PLACEMENTS)
 # Room for fewer rows than a batch has, for hardly more, and for all of them.
@@ -52,16 +52,7 @@ def everything_after(
   records = list(train(trainer, batches, steps))
   batches.close()
   assert len(records) == steps
-  table = jax.tree.map(np.array, trainer.engine.read_back())
-  state = jax.tree.map(np.asarray, jax.device_get(trainer.state))
-  return table, state, [record.loss for record in records]
-
-
-def assert_same_bits(one, other):
-  leaves, others = jax.tree.leaves(one), jax.tree.leaves(other)
-  assert len(leaves) == len(others) > 0
-  for a, b in zip(leaves, others, strict=True):
-    np.testing.assert_array_equal(a, b, strict=not np.isscalar(a))
+  return *small.everything(trainer), [record.loss for record in records]
 
 
 @pytest.mark.parametrize('length', [None, 3], ids=['one_hot', 'multi_hot'])

@@ -23,12 +23,10 @@ from slipstream_jax.training.trainer_parts import (
   slipstream,
 )
 from tests.api import shop
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.short_runs import (
   BATCH,
   COLUMNS,
-  everything,
   HOT,
   skip,
   source,
@@ -36,6 +34,7 @@ from tests.support.short_runs import (
   unbroken,
   WHERE,
 )
+from tests.support.small import assert_same_bits, everything
 from tests.support.watchdog import watchdog
 
 

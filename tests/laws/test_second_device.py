@@ -11,8 +11,8 @@ from slipstream_jax.schedules.systems import SYSTEMS
 from slipstream_jax.training import compiled
 from slipstream_jax.training.loop import train
 from tests.laws import test_systems
-from tests.laws.test_placements import assert_same_bits
 from tests.support import short_runs
+from tests.support.small import assert_same_bits
 
 RUNS = [
   ('xdl', None),

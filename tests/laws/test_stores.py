@@ -6,10 +6,10 @@ from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES, TieredStore
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.laws.test_placements import (
-  assert_same_bits,
   everything_after,
 )
 from tests.support import small
+from tests.support.small import assert_same_bits
 
 COLUMNS = small.columns(64 * 20, length=2)
 ROWS = sum(small.ROWS)

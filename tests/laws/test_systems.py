@@ -28,9 +28,8 @@ from slipstream_jax.training.trainer_parts import (
   scheduled,
   slipstream,
 )
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
-from tests.support.short_runs import everything
+from tests.support.small import assert_same_bits, everything
 
 SIZE, BATCHES = 32, 25
 COLUMNS = small.columns(SIZE * BATCHES, length=2, seed=4)

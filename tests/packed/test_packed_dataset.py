@@ -16,7 +16,6 @@ from slipstream_jax.selection.hot import access_counts, popular_rows
 from slipstream_jax.tables import Feature
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.packed_folders import (
   made_older,
@@ -24,6 +23,7 @@ from tests.support.packed_folders import (
   write_folder,
 )
 from tests.support.runs import lines_of, run_job, summary_of
+from tests.support.small import assert_same_bits
 
 EXAMPLES, SPLIT = 500, 400
 

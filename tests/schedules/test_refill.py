@@ -25,11 +25,10 @@ from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.training.trainer_parts import slipstream as skipping
-from tests.laws.test_placements import assert_same_bits
 from tests.schedules.test_slipstream import ALL, COLUMNS, HOT
 from tests.support import small
 from tests.support.schedule_bench import cut, examples, run, same, Stream
-from tests.support.short_runs import everything
+from tests.support.small import assert_same_bits, everything
 
 PHASES = Phases(2, 4, 3, 13)
 

@@ -22,11 +22,10 @@ from slipstream_jax.training.trainer_parts import (
   slipstream,
 )
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from tests.laws.test_placements import assert_same_bits
 from tests.schedules.test_settings import oracle_phase, PHASES
 from tests.support import small
 from tests.support.schedule_bench import in_time
-from tests.support.short_runs import everything
+from tests.support.small import assert_same_bits, everything
 
 COLUMNS = small.columns(64 * 25, seed=4)
 HOT = small.hot(COLUMNS, 600)

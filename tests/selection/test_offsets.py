@@ -27,9 +27,8 @@ from slipstream_jax.training.trainer_parts import (
   scheduled,
   slipstream,
 )
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
-from tests.support.short_runs import everything
+from tests.support.small import assert_same_bits, everything
 
 COLUMNS = small.columns(32 * 12)
 HOT = small.hot(COLUMNS)

@@ -92,9 +92,3 @@ def predict(recipe, state, rows, batch):
 def bits(state, rows):
   """All that training changed, as numpy arrays."""
   return jax.tree.leaves(jax.device_get((state, rows)))
-
-
-def assert_same_bits(one, other):
-  assert len(one) == len(other) > 0
-  for a, b in zip(one, other, strict=True):
-    np.testing.assert_array_equal(a, b, strict=True)

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import numpy as np
 import optax
 
@@ -19,6 +18,7 @@ from slipstream_jax.training.trainer_parts import (
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.skip import skip_stale
 from tests.support import small
+from tests.support.small import everything
 
 BATCH, BATCHES = 32, 14
 COLUMNS = small.columns(BATCH * BATCHES, seed=5)
@@ -57,12 +57,6 @@ def source():
 
 def skip(mode):
   return Skip(0.5, 'stale', mode, PHASES, seed=3)
-
-
-def everything(trainer):
-  return jax.tree.map(
-    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
-  )
 
 
 UNBROKEN = {}

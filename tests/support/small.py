@@ -114,3 +114,18 @@ def store_of(table):
   store = MemoryStore(first)
   store.reset(first)
   return store
+
+
+def everything(trainer):
+  """Copies of all rows with their state, and of all else on the device."""
+  return jax.tree.map(
+    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
+  )
+
+
+def assert_same_bits(one, other):
+  """Two trees have equal arrays, on the device or not."""
+  leaves, others = jax.device_get([*map(jax.tree.leaves, (one, other))])
+  assert len(leaves) == len(others) > 0
+  for a, b in zip(leaves, others, strict=True):
+    np.testing.assert_array_equal(a, b, strict=not np.isscalar(a))

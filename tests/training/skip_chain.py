@@ -100,13 +100,6 @@ def source():
   return ColumnBatches(COLUMNS, BATCH, shuffle_seed=1)
 
 
-def all_of(trainer):
-  """Rows with their state, and what the device holds; copies."""
-  return jax.tree.map(
-    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
-  )
-
-
 def in_memory(of, rows, numbers, steps, still_at):
   """Training with all rows at hand: they with their state, and parameters.
 

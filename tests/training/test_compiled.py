@@ -145,8 +145,8 @@ def test_each_group_has_the_chain_of_its_tables():
   ends = [trained(r, BATCHES[:1])[1] for r in (recipe, recipe_of())]
   alone = trained(recipe_of(row_optimizer=own), BATCHES[:1])[1]
   mixed, plain, alone = jax.device_get((*ends, alone))
-  by_hand.assert_same_bits(mixed[0], plain[0])
-  by_hand.assert_same_bits(mixed[1], alone[1])
+  small.assert_same_bits(mixed[0], plain[0])
+  small.assert_same_bits(mixed[1], alone[1])
 
 
 def test_a_chain_that_cannot_train_rows_is_named_by_its_table():

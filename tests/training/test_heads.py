@@ -12,7 +12,7 @@ from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training import metrics
 from slipstream_jax.training.metrics import Predictions
 from slipstream_jax.training.recipe import Recipe
-from tests.support import by_hand
+from tests.support import by_hand, small
 
 TABLES = TableSet({'a': Table(20, 4), 'b': Table(9, 4)})
 bce = optax.sigmoid_binary_cross_entropy
@@ -108,7 +108,7 @@ def test_one_head_by_an_axis_of_its_own_is_the_same():
     for model, b in ((Heads(1), batch), (One(), flat))
   ]
   assert ends[0][2] == ends[1][2]
-  by_hand.assert_same_bits(*(by_hand.bits(*end[:2]) for end in ends))
+  small.assert_same_bits(*(by_hand.bits(*end[:2]) for end in ends))
 
 
 @pytest.mark.parametrize(

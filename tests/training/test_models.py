@@ -16,7 +16,7 @@ from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
-from tests.support import by_hand
+from tests.support import by_hand, small
 
 TABLES = TableSet(
   {'item': Table(40, 6), 'user': Table(30, 4), 'shop': Table(9, 6)},
@@ -107,7 +107,7 @@ def test_all_forms_of_a_model_give_the_same_parameters():
   expected = by_hand.bits(*trained(one)[:2])
   assert not np.array_equal(expected[1], params['one']['bias'])
   for form in forms:
-    by_hand.assert_same_bits(
+    small.assert_same_bits(
       expected, by_hand.bits(*trained(recipe_of(form))[:2])
     )
 
@@ -154,7 +154,7 @@ def test_the_users_own_nnx_module_is_left_as_it_is():
   mean = jax.device_get(model.norm.mean.get_value())
   trained(recipe_of(model), 3)
   after = jax.device_get(jax.tree.leaves(nnx.state(model, nnx.Param)))
-  by_hand.assert_same_bits(before, after)
+  small.assert_same_bits(before, after)
   np.testing.assert_array_equal(
     mean, jax.device_get(model.norm.mean.get_value())
   )
@@ -189,7 +189,7 @@ def test_dropout_is_a_function_of_seed_and_step(form):
     return by_hand.train(recipe, start._replace(rng=rng), rows, steps)
 
   whole = run(5, BATCHES[:6])
-  by_hand.assert_same_bits(
+  small.assert_same_bits(
     by_hand.bits(*whole[:2]), by_hand.bits(*run(5, BATCHES[:6])[:2])
   )
   for cut in (1, 3, 5):
@@ -197,7 +197,7 @@ def test_dropout_is_a_function_of_seed_and_step(form):
     # As a checkpoint does: all through the host.
     state, rows = jax.device_put(jax.device_get((state, rows)))
     again = by_hand.train(recipe, state, rows, BATCHES[cut:6])
-    by_hand.assert_same_bits(by_hand.bits(*whole[:2]), by_hand.bits(*again[:2]))
+    small.assert_same_bits(by_hand.bits(*whole[:2]), by_hand.bits(*again[:2]))
   programs = compiled_of(recipe).step._cache_size()
   assert run(6, BATCHES[:6])[2] != whole[2]
   assert compiled_of(recipe).step._cache_size() == programs == 1
@@ -278,7 +278,7 @@ def test_dense_features_by_name_are_the_same_features():
   columns = {'z': None, 'a': 2}
   named = recipe_of(Named(), dense_columns=columns)
   plain = recipe_of(Unnamed())
-  by_hand.assert_same_bits(
+  small.assert_same_bits(
     by_hand.bits(*trained(named, 5)[:2]), by_hand.bits(*trained(plain, 5)[:2])
   )
 
@@ -371,7 +371,7 @@ def test_dlrm_takes_dense_features_by_name():
     recipe = recipe_of(DLRM((6,), (4,)), dense_columns=columns, tables=tables)
     end = by_hand.train(recipe, *by_hand.start(recipe, DENSE), batches)
     ends.append(by_hand.bits(*end[:2]))
-  by_hand.assert_same_bits(*ends)
+  small.assert_same_bits(*ends)
 
 
 @pytest.mark.parametrize('sizes', [(7, 0), (7, 1, 1), (1, 7), (-1,)])

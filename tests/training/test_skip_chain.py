@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from slipstream_jax.training.loop import take_step, train
-from tests.laws.test_placements import assert_same_bits
+from tests.support.small import assert_same_bits, everything
 from tests.training.skip_chain import (
-  all_of,
   batches_for,
   Bystander,
   in_memory,
@@ -41,10 +40,10 @@ def numbers(draw):
 def run(of, placement, its_numbers, depth=2):
   """What is there before and after, and the records of the steps."""
   trainer = start(of, placement, **its_numbers)
-  before = all_of(trainer)
+  before = everything(trainer)
   with batches_for(trainer, depth) as batches:
     records = list(train(trainer, batches, STEPS))
-  return before, all_of(trainer), records
+  return before, everything(trainer), records
 
 
 @pytest.mark.parametrize('watched', ['hot', 'all'])

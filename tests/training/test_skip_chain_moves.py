@@ -11,10 +11,9 @@ from slipstream_jax.engine.planner import SETTLE
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.trainer_parts import make_parts, planned
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
+from tests.support.small import assert_same_bits, everything
 from tests.training.skip_chain import (
-  all_of,
   BATCH,
   batches_for,
   COLUMNS,
@@ -143,7 +142,7 @@ def test_a_row_that_gets_another_id_is_not_stale(least):
         frozen = trainer.engine.groups[0].frozen
         if frozen is not None:
           np.testing.assert_array_equal(frozen, stale)
-    found = all_of(trainer)
+    found = everything(trainer)
     if expected is None:
       expected = found
     assert_same_bits(expected, found)
@@ -173,7 +172,7 @@ def test_groups_have_windows_of_their_own(some):
     assert trainer.windows == ((7, 2), (11, 4), None)
     with batches_for(trainer) as batches:
       list(train(trainer, batches, 38))
-    runs.append(all_of(trainer))
+    runs.append(everything(trainer))
     frozen = [group.frozen for group in trainer.engine.groups]
     # Step 37 is two after the first's window, and four after the second's.
     assert frozen[0] is None

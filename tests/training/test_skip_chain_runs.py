@@ -12,10 +12,9 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, slipstream
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
+from tests.support.small import assert_same_bits, everything
 from tests.training.skip_chain import (
-  all_of,
   batches_for,
   HOT,
   NUMBERS,
@@ -41,14 +40,14 @@ def test_resuming_at_any_step_gives_the_same_bits(name, tmp_path):
         folder.save(trainer, batches.get_state())
         folders[step] = folder
     list(train(trainer, batches, 1))
-    whole = all_of(trainer)
+    whole = everything(trainer)
     other = start(recipe(), name)
     for step, folder in folders.items():
       with batches_for(other, step % 3) as rest:
         rest.set_state(folder.restore(other).schedule_state)
         records = list(train(other, rest, LAST - step))
       assert len(records) == LAST - step
-      assert_same_bits(whole, all_of(other))
+      assert_same_bits(whole, everything(other))
 
 
 def test_iterators_may_be_trained_in_turn():
@@ -61,7 +60,7 @@ def test_iterators_may_be_trained_in_turn():
       for steps in (3, 9, 1, 2, 1, 5, 1, 1, 8, 4):
         list(train(trainer, one, steps))
         one, other = other, one
-    runs.append(all_of(trainer))
+    runs.append(everything(trainer))
   assert_same_bits(*runs)
 
 

@@ -24,8 +24,9 @@ from slipstream_jax.training.trainer_parts import (
 )
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch, RowBlock
-from tests.laws.test_placements import assert_same_bits, everything_after
+from tests.laws.test_placements import everything_after
 from tests.support import small
+from tests.support.small import assert_same_bits
 
 COLUMNS = small.columns(64 * 12)
 HOT = small.hot(COLUMNS)

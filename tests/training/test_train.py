@@ -19,8 +19,8 @@ from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
-from tests.laws.test_placements import assert_same_bits
 from tests.support import small
+from tests.support.small import assert_same_bits, everything
 
 placements = pytest.mark.parametrize('name', PLACEMENTS)
 
@@ -29,12 +29,6 @@ def trainer_of(name, optimizer='lazy_adam', seed=0, **changes):
   recipe = small.recipe(optimizer)._replace(**changes)
   hot = small.hot(small.columns(2000))
   return make_parts(recipe, PLACEMENTS[name], small.DENSE, seed, hot)
-
-
-def everything(trainer):
-  return jax.tree.map(
-    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
-  )
 
 
 @placements

@@ -64,10 +64,3 @@ def run(tx, rows, updates):
     return (rows, state), (rows, optax.tree.get(state, 'stale'), update)
 
   return jax.lax.scan(step, (rows, tx.init(rows)), updates)
-
-
-def assert_same_bits(one, other):
-  leaves, others = device_get((jax.tree.leaves(one), jax.tree.leaves(other)))
-  assert len(leaves) == len(others) > 0
-  for a, b in zip(leaves, others, strict=True):
-    np.testing.assert_array_equal(a, b, strict=True)

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 from slipstream_jax.transforms.skip import skip_stale, SkipStaleState
+from tests.support.small import assert_same_bits
 from tests.transforms.skip_oracle import (
-  assert_same_bits,
   device_get,
   DIM,
   draw_updates,
