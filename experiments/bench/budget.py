@@ -21,7 +21,7 @@ from experiments.bench.contest import (
 )
 from experiments.bench.runner import Item
 from experiments.common import datasets
-from experiments.screen.bar import Bar
+from experiments.common.progress import Bar
 from slipstream_jax.engine.buffers import to_host, to_step
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link

@@ -15,7 +15,7 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build
-from experiments.screen.bar import Bar
+from experiments.common.progress import Bar
 from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.training.loop import train

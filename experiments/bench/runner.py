@@ -37,8 +37,8 @@ def run(
 
   def main(*arguments: Any) -> None:
     from experiments.common import errors, record, report
+    from experiments.common.progress import Bar
     from experiments.common.workdir import writable
-    from experiments.screen.bar import Bar
 
     if config == 'required':
       errors.check(arguments[0])
@@ -52,7 +52,7 @@ def run(
     if output.value:
       record.write_json(pathlib.Path(output.value), figures)
 
-  cli.run(main, config, words, kept='nothing was written')
+  cli.run(main, config, words, 'nothing was written')
 
 
 def show(screen: 'Console', figures: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from experiments.bench.contest import (
 from experiments.bench.runner import Item
 from experiments.common import build, datasets
 from experiments.common.machine import cpu
-from experiments.screen.bar import Bar
+from experiments.common.progress import Bar
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.models.layers import widths_to_logit

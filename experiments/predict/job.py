@@ -12,8 +12,8 @@ from rich.console import Console
 
 from experiments.common import formats, loading, report
 from experiments.common.loading import LoadedRun
+from experiments.common.progress import Bar
 from experiments.common.workdir import made_folder
-from experiments.screen.bar import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import written
 from slipstream_jax.formats.base import Chunk, Part, RawData

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from experiments.common import page, record, report
+from experiments.common.progress import Bar
 from experiments.common.workdir import writable
-from experiments.screen.bar import Bar
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.selection.hot import access_counts, hot_rows
 from slipstream_jax.synthetic.proxies import PROXIES, Proxy
