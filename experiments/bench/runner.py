@@ -60,8 +60,6 @@ def show(screen: 'Console', figures: Mapping[str, Any]) -> None:
   from experiments.common import report
 
   for title, values in figures.items():
-    if isinstance(values, Mapping):
-      screen.print(title)
-      screen.print(report.facts(values))
-    else:
-      screen.print(report.table(title, values))
+    screen.print(title, style='bold', highlight=False)
+    facts = isinstance(values, Mapping)
+    screen.print(report.facts(values) if facts else report.table('', values))

@@ -65,7 +65,7 @@ def speeds(rows: int) -> dict[str, Any]:
   seconds = _seconds(words.get_state, words.batches - 10)
   # A mean, as only some batches look for the rows that leave next.
   figures['all new'] = float(1 / np.mean(1 / assign(iter(new))))
-  return figures | {'state seconds': seconds}
+  return figures | {'seconds': seconds}
 
 
 def _seconds(call: Callable[..., object], *args: Any) -> float:

@@ -133,12 +133,11 @@ def frame_of(skews: dict[str, Skew]) -> list[dict[str, Any]]:
   """Lists measured and published shares, and differences in points."""
   frame = []
   for name, skew in skews.items():
-    row = {'proxy': name, 'ranked on': skew.proxy.profile_examples}
     for of in ('bytes', 'examples'):
       ours, paper = (getattr(x, f'hot_{of}') for x in (skew, skew.proxy))
-      row[f'{of} share'], row[f'paper {of} share'] = ours, paper
-      row[f'{of} points'] = f'{100 * (ours - paper):+.1f}'
-    frame.append(row)
+      row = {'proxy': name, 'ranked on': skew.proxy.profile_examples}
+      row |= {'hot': of, 'share': ours, 'paper share': paper}
+      frame.append({**row, 'points': f'{100 * (ours - paper):+.1f}'})
   return frame
 
 
