@@ -53,7 +53,7 @@ def measure(
     step_ms: how long a step takes that only waits.
     steps: of a figure.
   """
-  each, in_all = [], []
+  alone, in_all = [], []
   for size in sizes:
     config.data.batch_size = size
     data, watch = datasets.dataset(config), Stopwatch()
@@ -69,10 +69,10 @@ def measure(
         step = real_step_ms(trainer, batches[:steps])
       line = {**head, **watch.medians(), **phases(trainer, batches[:steps])}
       starts = dispatches(trainer, batches[:steps])
-      each.append({**line, 'step': step, 'dispatches': starts})
+      alone.append({**line, 'step': step, 'dispatches': starts})
       for line in rates(trainer, batches, workers, sorted({0.0, step_ms})):
         in_all.append(head | line)
-  yield 'ms per batch, one phase after the other', each
+  yield 'ms per batch, one phase after the other', alone
   yield 'ms per batch in all, with a step that waits', in_all
 
 
