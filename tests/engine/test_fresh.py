@@ -7,7 +7,6 @@ import pytest
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.admission import admit
 from slipstream_jax.data.numbered import ColumnBatches
-from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.training.loop import train
@@ -20,16 +19,8 @@ ALL = PLACEMENTS | {'cached': cached(150), 'tiny': cached(3, 'lru')}
 placements = pytest.mark.parametrize('name', ALL)
 
 
-class WithFresh(SourceWrapper):
-  """Gives some batches fresh rows, by their number."""
-
-  def __init__(self, fresh):
-    super().__init__(ColumnBatches(COLUMNS, 64))
-    self._fresh = fresh
-
-  def __next__(self):
-    number = self.get_state()['delivered']
-    return super().__next__()._replace(fresh=self._fresh.get(number))
+def with_fresh(fresh):
+  return small.WithFresh(ColumnBatches(COLUMNS, 64), fresh)
 
 
 def start(name, seed=3):
@@ -38,7 +29,7 @@ def start(name, seed=3):
 
 
 def trained(trainer, fresh, steps=8):
-  with planned(trainer, WithFresh(fresh)) as batches:
+  with planned(trainer, with_fresh(fresh)) as batches:
     list(train(trainer, batches, steps))
   (table,) = trainer.engine.read_back()
   return jax.tree.map(np.array, table)
@@ -76,7 +67,7 @@ def test_a_row_of_the_batch_is_trained_from_the_start(name):
   before.rows[fresh] = new.rows[fresh]
   before.state[0][fresh] = new.state[0][fresh]
   small.replace_rows(whole.engine, [before])
-  with planned(whole, WithFresh({})) as batches:
+  with planned(whole, with_fresh({})) as batches:
     batches.set_state({**batches.get_state(), 'delivered': 7})
     list(train(whole, batches, 1))
   expected = whole.engine.read_back()[0]
@@ -110,10 +101,10 @@ def test_a_resumed_run_begins_rows_as_it_did_before(tmp_path):
   whole = trained(start('streamed', seed=3), fresh)
   halfway, other = start('streamed', seed=3), start('streamed', seed=4)
   checkpoints = Checkpoints(tmp_path)
-  with planned(halfway, WithFresh(fresh)) as batches:
+  with planned(halfway, with_fresh(fresh)) as batches:
     list(train(halfway, batches, 5))
     checkpoints.save(halfway, batches.get_state())
-  with planned(other, WithFresh(fresh)) as batches:
+  with planned(other, with_fresh(fresh)) as batches:
     position = checkpoints.restore(other)
     batches.set_state(position.schedule_state)
     list(train(other, batches, 3))
@@ -132,13 +123,13 @@ def test_a_resumed_run_begins_rows_as_it_did_before(tmp_path):
   ],
 )
 def test_what_are_no_fresh_rows(fresh, said):
-  batch = next(WithFresh({}))._replace(fresh=np.array(fresh))
+  batch = next(with_fresh({}))._replace(fresh=np.array(fresh))
   with pytest.raises(UserError, match=said):
     admit(batch, start('streamed').shape)
 
 
 def test_no_fresh_rows_are_none_and_others_are_copied():
-  shape, batch = start('streamed').shape, next(WithFresh({}))
+  shape, batch = start('streamed').shape, next(with_fresh({}))
   empty = batch._replace(fresh=np.empty(0, np.int64))
   assert admit(empty, shape).fresh is None
   given = np.array([3, 1], np.uint16)
