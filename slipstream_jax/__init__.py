@@ -28,7 +28,8 @@ Models
   DLRM, TBSM: the paper's models.
   Functions: a model of two functions.
 Row optimizers
-  sgd, adagrad, rowwise_adagrad, lazy_adam: members of ROW_OPTIMIZERS.
+  sgd, adagrad, rowwise_adagrad, lazy_adam: optimizers of rows.
+  ROW_OPTIMIZERS: these four by name.
   skip_stale: skips stale rows in a user's own optax chain.
 Skipping
   Skip, Phases: what to skip, and when.

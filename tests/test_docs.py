@@ -36,7 +36,7 @@ LINK = re.compile(r'\]\(\s*([^)\s]+)\s*\)')
 COMMAND = re.compile(
   r'python3? -m ((?:experiments|slip_serve)[\w.]*\b)([^\n`|&;]*)'
 )
-KEY = re.compile(r'\bconfig\.([a-z_]+(?:\.[a-z_]+)*)')
+KEY = re.compile(r'\bconfig\.(?!json\b)([a-z_]+(?:\.[a-z_]+)*)')
 # Made when the site is built: docs/_site/hooks.py.
 BUILT = re.compile(r'^(\.\./)?api/\w+\.md$')
 
@@ -243,7 +243,7 @@ def test_each_feature_that_we_claim_names_what_shows_it():
     ('serving', 'slip_serve'),
     ('checkpoints of what changed', 'config.checkpoint.policy'),
     (
-      'training goes on while a checkpoint is written',
+      'training continues while a checkpoint is written',
       'config.checkpoint.memory_bytes',
     ),
   ],

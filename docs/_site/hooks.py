@@ -1,11 +1,11 @@
-"""What the site has beside the pages of docs/, made when it is built.
+"""Adds to the site what docs/ does not contain.
 
-- Pages of the reference: one with the public names, in the order of
-  `slipstream_jax.__all__`, and one for each room. So no list of names has to
-  be kept in step with the package.
-- Pages that lie outside docs/: those of `OUTSIDE`.
-- Links out of docs/ are relative, as a git host shows them. Here they lead to
-  the site's copy, or to `repo_url`, or are mere paths if there is neither.
+- The API reference: a page of all public names, grouped by use as in the
+  docstring of the package, and a page for each room.
+- Pages outside docs/, listed in `OUTSIDE`.
+- Links out of docs/ are relative, so that they work on a git host. Here they
+  lead to the site's copy of a page, or to `repo_url`. Without a `repo_url` they
+  become plain paths.
 
 A page that would fetch anything from another host is an error.
 """
@@ -30,19 +30,23 @@ FETCHED = re.compile(
   r'|<link[^>]*\srel="?(?:stylesheet|preconnect|icon)[^>]*'
   r'\shref="?((?:https?:)?//[^\s">]+)'
 )
-# Modules that come one by one, not as a room of their own.
+# The page of the modules that belong to no room.
 WORDS = 'words'
+# The public names that a reader needs first.
+FIRST = 'Trainer', 'batches', 'Table'
+# A heading of the package's docstring, and the names below it.
+GROUP = re.compile(r'^(\w[\w ]*)\n((?:  .+\n?)+)', re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
-  """Puts the rooms' pages behind the one of public names."""
+  """Adds the pages of the rooms to the navigation."""
   (section,) = (entry for entry in config.nav if REFERENCE in entry)
   section[REFERENCE] += [f'api/{room}.md' for room in room_pages()]
   return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-  """Adds the pages that are made, and those from outside docs/."""
+  """Adds the generated pages, and those from outside docs/."""
   pages = {f'api/{room}.md': page for room, page in room_pages().items()}
   pages['api/index.md'] = names_page()
   pages |= {name: (ROOT / name).read_text() for name in OUTSIDE}
@@ -52,7 +56,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-  """Turns links that leave docs/; gives a lone page the sidebar's room."""
+  """Rewrites links that leave docs/, and hides the sidebar of a lone page."""
   if page.parent is None:  # the sidebar would only repeat its title
     page.meta.setdefault('hide', ['navigation'])
   if page.file.src_uri in OUTSIDE:
@@ -63,10 +67,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-  """Looks whether the page needs no other host.
+  """Checks that a browser fetches nothing from another host for the page.
 
   Raises:
-    PluginError: it does.
+    PluginError: it would.
   """
   fetched = FETCHED.search(output)
   if fetched:
@@ -94,47 +98,75 @@ def _out_of_docs(link: re.Match[str], folder: str, config: Any) -> str:
   return f'{text} (`{path}`)' if text.strip('`') != path else f'`{path}`'
 
 
-def public_names() -> list[str]:
-  """The package's public names, read without importing it."""
-  tree = ast.parse((PACKAGE / '__init__.py').read_text())
-  for node in tree.body:
+def public_names() -> dict[str, list[str]]:
+  """Returns the public names by the heading of their group, in reading order.
+
+  The docstring of the package has the groups. It is read without an import.
+
+  Raises:
+    PluginError: the docstring and `_HOMES` have other names.
+  """
+  path = PACKAGE / '__init__.py'
+  groups = {
+    title: [
+      name
+      for line in re.findall('^  ([A-Za-z][^:]*):', lines, re.MULTILINE)
+      for name in line.split(', ')
+    ]
+    for title, lines in GROUP.findall(_summary(path))
+  }
+  unlike = {name for names in groups.values() for name in names} ^ _homes(path)
+  if unlike:
+    raise PluginError(f'docstring and _HOMES of {path} differ: {unlike}')
+  rest = {
+    title: [name for name in names if name not in FIRST]
+    for title, names in groups.items()
+  }
+  return {'Start here': [*FIRST], **rest}
+
+
+def _homes(path: pathlib.Path) -> set[str]:
+  for node in ast.parse(path.read_text()).body:
     if isinstance(node, ast.Assign) and ast.unparse(node).startswith('_HOMES'):
-      return list(ast.literal_eval(node.value))
-  raise ValueError('slipstream_jax has no _HOMES')
+      return set(ast.literal_eval(node.value))
+  raise PluginError(f'{path} has no _HOMES')
 
 
 def names_page() -> str:
-  """The page of the names that `import slipstream_jax as slip` gives."""
+  """Returns the page of the names in `slipstream_jax`."""
   parts = [
     '# Public names\n',
-    'What `import slipstream_jax as slip` gives: `slip.NAME`. The parts of it '
-    'are one import deeper, room by room, on the pages that follow.\n',
+    'These are the names in `slip` after `import slipstream_jax as slip`. The'
+    ' first three are enough to train. The pages that follow describe the'
+    ' modules of each room.\n',
     'Shapes in brackets use the letters of the '
     '[concepts](../architecture.md#words): `f32[B, D]` is a float32 array of B '
     'examples by D.\n',
   ]
-  parts += [_entry(f'slipstream_jax.{name}', 2) for name in public_names()]
+  for title, names in public_names().items():
+    parts.append(f'## {title}\n')
+    parts += [_entry(f'slipstream_jax.{name}', 3) for name in names]
   return '\n'.join(parts)
 
 
 def room_pages() -> dict[str, str]:
-  """A page for each room, and one for the modules that are no room's."""
+  """Returns a page for each room, and one for the other modules."""
   pages = {}
   for room in sorted(PACKAGE.iterdir()):
     if room.is_dir() and (room / '__init__.py').exists():
       modules = sorted(room.glob('[!_]*.py'), key=_rank)
-      # Kernels are called by what they stand beside, and by nobody else.
+      # Only the module beside a kernel calls it.
       modules = [m for m in modules if not m.stem.endswith('kernels')]
       names = [f'slipstream_jax.{room.name}.{m.stem}' for m in modules]
       pages[room.name] = _page(room.name, _summary(room / '__init__.py'), names)
   words = sorted(PACKAGE.glob('[!_]*.py'))
   names = [f'slipstream_jax.{module.stem}' for module in words]
-  pages[WORDS] = _page(WORDS, 'What every room may import.', names)
+  pages[WORDS] = _page(WORDS, 'Modules that every room may import.', names)
   return pages
 
 
 def _rank(module: pathlib.Path) -> tuple[bool, bool, str]:
-  """What a reader looks for first comes first: public names, then the base."""
+  """Returns a sort key: modules of public names, then the base, then others."""
   source = (PACKAGE / '__init__.py').read_text()
   public = f"'{module.parent.name}.{module.stem}'" in source
   return not public, module.stem != 'base', module.stem

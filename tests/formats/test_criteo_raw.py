@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from experiments import make_text
+from experiments.make_text import job as make_text
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import criteo, text
 from slipstream_jax.formats.criteo import criteo_raw

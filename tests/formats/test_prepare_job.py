@@ -5,16 +5,14 @@ import signal
 import subprocess
 import sys
 
-from absl import flags
-from absl.testing import flagsaver
 import numpy as np
 import pytest
 
 from configs import criteo as criteo_config
 from configs import terabyte as terabyte_config
-from experiments import make_text
-from experiments import prepare as program
 from experiments.common import cli
+from experiments.make_text import job as make_text
+from experiments.prepare import job as program
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.criteo import criteo_raw
 from slipstream_jax.packed import columns as packed
@@ -44,13 +42,10 @@ def test_made_text_is_like_the_stream_it_is_made_of(tmp_path):
 
 def job(config, **changes):
   """The program's exit code, in this process."""
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['tests'])
   verify = changes.pop('verify', False)
   with config.unlocked():
     config.update_from_flattened_dict(changes)
-  with flagsaver.flagsaver(verify=verify):
-    return cli.guarded(program.main, config)
+  return cli.guarded(program.prepare_data, config, verify)
 
 
 def assert_one_sentence(said, *parts):

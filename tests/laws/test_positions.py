@@ -326,21 +326,22 @@ def test_no_source_is_kept_alive_for_its_position(tmp_path):
     """One that can be told to be gone."""
 
   gone = []
-  with shop.trainer() as trainer:
-    for _ in range(6):
-      chunk = Chunk([*shop.dicts(3)])
-      plain = [chunk[0]]  # cannot be referred to weakly
-      trainer.train(chunk, 2)
-      trainer.train(plain, 1)
-      gone.append(weakref.ref(chunk))
-      del chunk, plain
-    # States are dropped when training leaves a source. Cycles sometimes keep
-    # older sources until they are collected. Their cause is not known.
-    gc.collect()
-    trainer.train(shop.source(), 1)
-    gc.collect()
-    assert not any(one() for one in gone)
-    trainer.save(tmp_path)
+  gc.collect()
+  gc.disable()  # a cycle would keep what it refers to
+  try:
+    with shop.trainer(prefetch=1, workers=4) as trainer:
+      for _ in range(6):
+        chunk = Chunk([*shop.dicts(5)])
+        plain = [chunk[0]]  # cannot be referred to weakly
+        trainer.train(chunk, 2)
+        trainer.train(plain, 1)
+        gone.append(weakref.ref(chunk))
+        del chunk, plain
+      trainer.train(shop.source(), 1)
+      assert not any(one() for one in gone)
+      trainer.save(tmp_path)
+  finally:
+    gc.enable()
   with shop.trainer() as other:
     other.restore(tmp_path)
     with pytest.raises(UserError, match=r'one of the [12] '):

@@ -7,7 +7,6 @@ import sys
 
 from absl import flags
 from absl.testing import flagsaver
-import ml_collections
 import numpy as np
 import polars as pl
 import pytest
@@ -75,14 +74,13 @@ def asked(run, **given):
     flags.FLAGS(['tests'])
   values = {'input': None, 'rows': None, 'output': None, 'data': None} | given
   with flagsaver.flagsaver(**values):
-    cli._Line.words = [str(run)]
     yield
 
 
 def program_of(run, **given):
   """Calls the program; returns its exit code."""
   with asked(run, **{key: str(value) for key, value in given.items()}):
-    return cli.guarded(program.main, ml_collections.ConfigDict(), 'nothing')
+    return cli.guarded(program.main, run, kept='nothing')
 
 
 def unlabelled(lines):

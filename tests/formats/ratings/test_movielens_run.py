@@ -4,7 +4,7 @@ import pytest
 
 from configs import movielens
 from experiments.common import datasets, report
-from experiments.prepare import _prepare as prepare_config
+from experiments.prepare.job import _prepare as prepare_config
 from tests.formats.ratings.text import as_csv, ratings
 from tests.support.runs import run_job, summary_of
 

@@ -32,6 +32,8 @@ class Run(NamedTuple):
   where: pathlib.Path
   before: dict[str, Any]
   """What earlier processes of the run spent: see `totals`."""
+  command: str
+  """Shell command that continues the run."""
 
 
 TOTALS = 'totals'

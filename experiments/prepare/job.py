@@ -1,27 +1,16 @@
-r"""Makes a packed data set of raw files, once, for many experiments.
-
-    python -m experiments.prepare --config=configs/criteo.py \
-        --config.data.raw=PATH --config.data.path=DIR [--verify]
-
-PATH is the raw data in the format of `config.data.format`, DIR the folder to
-write. What was stopped, by Ctrl-C or worse, continues when the same command is
-run again; run once more after that, it says what the folder holds. `--verify`
-compares a finished folder with its checksums instead, or a new one once it is
-finished.
-"""
+"""Packs raw data, shows the progress, and says what the folder holds."""
 
 import resource
 import time
 from typing import Any
 
-from absl import flags
 import ml_collections
 from rich.console import Console
 from rich.table import Table
 
-from experiments.common import cli, report
+from experiments.common import report
 from experiments.common.formats import raw_data
-from experiments.screen.bar import Bar
+from experiments.common.progress import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import (
   is_finished,
@@ -31,12 +20,10 @@ from slipstream_jax.packed.columns import (
 )
 from slipstream_jax.packed.prepare import prepare
 
-_VERIFY = flags.DEFINE_bool(
-  'verify', False, 'Compare the finished folder with its checksums.'
-)
 
-
-def main(config: ml_collections.ConfigDict) -> None:
+def prepare_data(
+  config: ml_collections.ConfigDict, check: bool = False
+) -> None:
   """Prepares the data set of `config.data`.
 
   Raises:
@@ -45,14 +32,14 @@ def main(config: ml_collections.ConfigDict) -> None:
   """
   console, data = report.console(), config.data
   finished = data.path is not None and is_finished(data.path)
-  if not (finished and _VERIFY.value):
+  if not (finished and check):
     _check_key(data, 'raw', 'the raw data')
     _check_key(data, 'path', 'the folder to write')
     _prepare(console, data)
     if finished:
       text = _contents(open_packed(data.path))
       console.print(text, highlight=False, soft_wrap=True)
-  if _VERIFY.value:
+  if check:
     size = sum(nbytes for _, nbytes in verify(data.path))
     console.print(
       f'{data.path}: {report.size(size)} as they were written', highlight=False
@@ -151,7 +138,3 @@ def _rows(manifest: dict[str, Any]) -> int:
 
 def _bytes(packed: PackedData) -> int:
   return sum(column.nbytes for column in packed.columns.values())
-
-
-if __name__ == '__main__':
-  cli.run(main, kept='the same command continues')

@@ -1,16 +1,17 @@
 """Looks after a run: losses that are not finite, and signs of other trouble."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from experiments.common.meter import Meter
-from experiments.common.summary import Run
-from experiments.guarding import signs
+from experiments.run.summary import Run
 from slipstream_jax.data.admission import admit
 from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.counters import Counters
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import BadLoss, leave_out, StepRecord
 from slipstream_jax.training.trainer_parts import TrainerParts
@@ -18,6 +19,11 @@ from slipstream_jax.types import Batch
 
 BAD_LOSS = 'bad_loss'
 """Kind of the lines of metrics that tell of one."""
+
+_POINTS = 5  # of the learning curve, that must not all be one
+_SAME = 1e-9  # relative
+_MOST_DROPPED = 0.99
+_GROWTH = 100.0
 
 
 class Guard:
@@ -112,9 +118,9 @@ class Guard:
     """Warns of what bodes ill; once of each kind."""
     run = self._run
     config, counters = run.config, run.trainer.engine.counters
-    self._warn('still', signs.standing_still(run.recorder.lines))
+    self._warn('still', standing_still(run.recorder.lines))
     size = config.data.batch_size
-    self._warn('all', signs.dropping_all(self._counters, counters, size))
+    self._warn('all', dropping_all(self._counters, counters, size))
     self._counters = counters
     source = run.data.test(config.eval.batch_size)
     try:
@@ -124,7 +130,7 @@ class Guard:
     if self._largest is None:
       self._largest = largest
     most = config.train.largest_element
-    self._warn('rows', signs.exploding(self._largest, largest, most), step)
+    self._warn('rows', exploding(self._largest, largest, most), step)
 
   def _warn(self, kind: str, words: str | None, step: int = 0) -> None:
     if words is not None and kind not in self._said:
@@ -159,3 +165,59 @@ def largest_element(trainer: TrainerParts, batch: Batch) -> float:
 def _largest(rows: tuple[jax.Array, ...]) -> jax.Array:
   of_groups = [jnp.abs(block.astype(jnp.float32)).max() for block in rows]
   return jnp.stack(of_groups).max()
+
+
+def standing_still(lines: Sequence[Mapping[str, Any]]) -> str | None:
+  """Whether a metric no longer moves, in words; None if all do.
+
+  Args:
+    lines: of the run's metrics.
+  """
+  points = [line for line in lines if line['kind'] == 'eval'][-_POINTS:]
+  if len(points) < _POINTS:
+    return None
+  values = [point['log_loss'] for point in points]
+  if max(values) - min(values) > _SAME * max(map(abs, values)):
+    return None
+  return (
+    f'the log loss has been {values[-1]:.6g} at the last {_POINTS} points of'
+    ' the curve: nothing is learned any more, so look at the learning rates'
+    ' (config.optimizer)'
+  )
+
+
+def dropping_all(
+  before: Counters, now: Counters, batch_size: int
+) -> str | None:
+  """Whether next to nothing is trained any more, in words.
+
+  Args:
+    before: what was counted some time ago.
+    now: by now.
+    batch_size: of the run.
+  """
+  seen = now.examples_seen - before.examples_seen
+  dropped = now.examples_dropped - before.examples_dropped
+  if seen < 10 * batch_size or dropped <= _MOST_DROPPED * seen:
+    return None
+  return (
+    f'{dropped:,} of the last {seen:,} examples were left out: next to nothing'
+    ' is trained any more, so look at config.skip.drop and'
+    ' config.skip.threshold'
+  )
+
+
+def exploding(first: float, now: float, most: float) -> str | None:
+  """Whether rows have grown beyond measure, in words.
+
+  Args:
+    first: the largest element when it was first looked at.
+    now: by now.
+    most: what is none of anybody's concern.
+  """
+  if now <= max(most, _GROWTH * first):
+    return None
+  return (
+    f'an element of a row is {now:.4g}, and the largest was {first:.4g}: rows'
+    ' explode, so lower the learning rate of the rows (config.optimizer.rows)'
+  )

@@ -1,21 +1,13 @@
-"""Writes synthetic clicks as Criteo's raw text, to measure and test with.
+"""Formats examples of the synthetic stream as lines of Criteo's raw text."""
 
-    python -m experiments.make_text FILE LINES [SEED]
-
-NOT real data: the stream of `synthetic/clicks` in the shape of Criteo's Kaggle
-set, with fields that are missing about as often as there. Of each table, equal
-rows get equal ids and other rows other ones.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import pathlib
 from typing import BinaryIO, no_type_check
 
-import ml_collections
 import numpy as np
 
-from experiments.common import cli, report
-from experiments.screen.bar import Bar
+from experiments.common import report
+from experiments.common.progress import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import written
 from slipstream_jax.hashing import hashed, kernel, unit
@@ -137,13 +129,13 @@ def _format(
   return at
 
 
-def main(_: ml_collections.ConfigDict) -> None:
-  """Runs the program.
+def make(file: str, numbers: Sequence[str]) -> None:
+  """Writes a file of so many lines, and the seed if there is another number.
 
   Raises:
-    UserError: words that cannot be.
+    UserError: invalid numbers, or no room for the file.
   """
-  path, *numbers = cli.words_of()
+  path = pathlib.Path(file)
   try:
     lines, seed = [int(word) for word in [*numbers, '0'][:2]]
   except ValueError as error:
@@ -156,19 +148,13 @@ def main(_: ml_collections.ConfigDict) -> None:
   screen = report.console()
   with Bar(screen, lines, 'line', f'writing {path}') as bar:
     try:
-      write_text(pathlib.Path(path), lines, seed, bar.show)
+      write_text(path, lines, seed, bar.show)
     except OSError as error:
       raise UserError(
         'the text must find room in a file',
         got=error.strerror,
-        where=path,
+        where=file,
         hint='name a file of a folder that is there, on a disk with room',
       ) from error
-  size = report.text('bytes', pathlib.Path(path).stat().st_size)
+  size = report.text('bytes', path.stat().st_size)
   screen.print(f'{path}: {lines:,} lines, {size}', highlight=False)
-
-
-if __name__ == '__main__':
-  cli.run(
-    main, ml_collections.ConfigDict(), kept='no file was written', words=(2, 3)
-  )
