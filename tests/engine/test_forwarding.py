@@ -8,7 +8,6 @@ import pytest
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.placement.base import link
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
@@ -28,9 +27,9 @@ def start(name):
   return make_parts(recipe, ALL[name], small.DENSE, 3, HOT)
 
 
-def batches_of(trainer, depth=2):
+def batches_of(trainer):
   source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
-  return planned(trainer, source, depth)
+  return planned(trainer, source, 2)
 
 
 def after_steps(name='resident', steps=STEPS):
@@ -68,35 +67,6 @@ def test_no_step_waits_for_the_rows_of_the_one_before(name):
       due = stored + plan.evict.tolist()
       stored = plan.rows[plan.store].tolist()
   assert_same_bits(everything(trainer), after_steps())
-
-
-@placements
-def test_links_of_other_steps_are_not_believed(name):
-  """Batches planned after other ones, and links that nobody made or lied."""
-  trainer = start(name)
-  with batches_of(trainer) as batches:
-    for number, item in enumerate(itertools.islice(batches, STEPS)):
-      (plan,) = item.plans
-      before = plan._replace(
-        rows=plan.rows[::-1].copy(), store=np.arange(len(plan.rows))
-      )
-      lied = link(before, plan)
-      linked = [plan, plan._replace(forward=None), lied][number % 3]
-      take_step(trainer, item._replace(plans=(linked,)))
-  assert_same_bits(everything(trainer), after_steps())
-
-
-@placements
-@pytest.mark.parametrize('depth', [0, 2])
-def test_iterators_in_turn_see_each_others_rows(name, depth):
-  one, other = start(name), start('resident')
-  for trainer in (one, other):
-    sources = [batches_of(trainer, depth) for _ in range(3)]
-    for batches in sources * 3:
-      list(train(trainer, batches, 2))
-    for batches in sources:
-      batches.close()
-  assert_same_bits(everything(one), everything(other))
 
 
 @placements

@@ -82,7 +82,7 @@ def assert_equals_oracle(eviction, run, contents=None):
 
 
 @evictions
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_plans_equal_a_brute_force_simulator(eviction, data):
   assert_equals_oracle(eviction, data.draw(runs(eviction)))

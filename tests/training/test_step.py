@@ -23,7 +23,7 @@ from slipstream_jax.training.trainer_parts import (
 )
 from slipstream_jax.types import Batch, RowBlock
 from tests.laws.test_placements import everything_after
-from tests.support import small
+from tests.support import by_hand, small
 from tests.support.small import assert_same_bits
 
 COLUMNS = small.columns(64 * 12)
@@ -46,15 +46,14 @@ def test_one_program_trains_with_a_watch_and_without():
   with planned(plain, source) as batches:
     sizes = {bucket(len(item.plans[0].rows)) for item in batches_of(12)}
     list(train(plain, batches, 12))
-  programs = compiled_of(recipe).step._cache_size()
-  assert programs == len(sizes)
+  assert by_hand.programs_of(recipe) == len(sizes)
   watched = trainer_of(recipe)
   settings = Skip(0.0, POLICIES['stale'], 'rows', Phases(1, 4, 2, 0))
   made = slipstream(watched, ColumnBatches(COLUMNS, 64), settings, 12)
   with made as batches:
     list(train(watched, batches, 12))
   assert watched.state.watch is not None
-  assert compiled_of(recipe).step._cache_size() == programs
+  assert by_hand.programs_of(recipe) == len(sizes)
   tables = (each.engine.read_back() for each in (plain, watched))
   assert_same_bits(*tables)
   assert_same_bits(*(jax.device_get(t.state.params) for t in (plain, watched)))
@@ -91,7 +90,7 @@ def test_a_still_row_keeps_every_bit(optimizer, dtype):
     rows,
     tuple(
       np.abs(rng.normal(size=(256, *leaf.shape))).astype(leaf.dtype)
-      for leaf in row_state(recipe)
+      for leaf in compiled_of(recipe).untrained_row_state[0]
     ),
   )
   ones = np.ones(256, np.float32)
@@ -115,17 +114,6 @@ def test_a_still_row_keeps_every_bit(optimizer, dtype):
   assert touches.max() == 1
   assert touches[place[used & (place < 300)]].mean() > 0.9
   assert not np.delete(touches, place[:200]).any()
-
-
-def row_state(recipe):
-  state = jax.eval_shape(
-    recipe.row_optimizer.init, jax.ShapeDtypeStruct((1, 8), np.float32)
-  )
-  return [
-    jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-    for leaf in jax.tree.leaves(state)
-    if leaf.shape
-  ]
 
 
 class Holding(nn.Module):

@@ -14,7 +14,7 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import stochastic_round
-from tests.laws.test_placements import everything_after
+from tests.laws.test_placements import BATCH, everything_after
 from tests.support import small
 from tests.support.small import assert_same_bits
 
@@ -81,8 +81,8 @@ def test_overflow_and_nan_stay_to_be_seen():
   [('rowwise_adagrad', 'bfloat16'), ('lazy_adam', 'float16')],
 )
 def test_placement_changes_no_number_of_half_precision(optimizer, dtype):
-  columns = small.columns(64 * 20)
-  names = [*PLACEMENTS, 'look_ahead_200', 'lru_20']
+  columns = small.columns(BATCH * 20)
+  names = [*PLACEMENTS, 'look_ahead_100', 'lru_20']
   first, *others = (
     everything_after(name, optimizer, columns, table_dtype=dtype)
     for name in names
