@@ -210,7 +210,7 @@ def test_placements_change_no_number_of_a_group(number, data):
   law(data.draw(mixes(MIXED[number])))
 
 
-@few
+@settings(few, max_examples=3)  # all of which is compiled
 @given(data=st.data())
 def test_any_tables_under_any_placements(data):
   law(data.draw(mixes(data.draw(worlds()))))
