@@ -1,7 +1,5 @@
 """The grid is whole and in alternation; a stopped one continues."""
 
-import csv
-import io
 import itertools
 import signal
 
@@ -9,18 +7,15 @@ import hypothesis
 from hypothesis import strategies as st
 import numpy as np
 import pytest
-from rich.console import Console
 
 from configs import criteo
 from experiments.common import cli
-from experiments.reproduce import grid, models, results
-from experiments.reproduce import reproduction as under_way
+from experiments.reproduce import grid, job, models, runs
 from experiments.reproduce.bags import bags_at, BagSpec
-from experiments.reproduce.grid import CELL, Job, jobs_of
-from experiments.reproduce.measured import jobs as runs
-from experiments.reproduce.measured.cases import Asked
+from experiments.reproduce.cases import Asked
+from experiments.reproduce.grid import jobs_of
 from experiments.reproduce.models import Part
-from experiments.reproduce.results import Cell, Point
+from experiments.reproduce.results import KINDS, RESULTS, Results
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.systems import SYSTEMS
 from slipstream_jax.synthetic.clicks import examples_at
@@ -48,7 +43,7 @@ def test_the_grid_is_whole_and_in_alternation(names, seeds):
   wanted = {*names} | ({'rm2_l20'} if 'rm2' in names else set())
   assert {job.model for job in jobs} == wanted
   for name in wanted:
-    cells = [job for job in jobs if job[:2] == (CELL, name)]
+    cells = [job for job in jobs if job[:2] == ('run', name)]
     pairs = [(job.system, job.skip) for job in cells]
     once = pairs[: len(pairs) // len(seeds)]
     # All systems of a seed before the next seed, always in one order.
@@ -56,7 +51,8 @@ def test_the_grid_is_whole_and_in_alternation(names, seeds):
     turns = [job.seed for job in cells]
     assert turns == [seed for seed in seeds for _ in once]
     assert {s for s, skip in once if skip == 'off'} == {*SYSTEMS, 'pinned'}
-    assert {skip for s, skip in once if s == 'pinned'} == {*results.SKIPS}
+    skips = {skip for system, skip in once if system == 'pinned'}
+    assert skips == {'off', 'published', 'ours'}
   # A model's jobs are side by side, so that one is in memory at a time.
   order = [job.model for job in jobs]
   changes = sum(a != b for a, b in itertools.pairwise(order))
@@ -140,131 +136,107 @@ def small():
 
 
 def reproduce(folder, asked=ASKED):
-  screen = Console(width=80, file=io.StringIO())
-
-  def main(_):
-    under_way.Reproduction(screen, asked, folder, 'AGAIN').run()
-
-  code = cli.guarded(main, criteo.get_config())
-  return code, screen.file.getvalue()
+  return cli.guarded(job.reproduce, asked, folder, 'AGAIN')
 
 
-def lines_of(folder, kind):
-  with (folder / results.FILES[kind]).open(newline='') as file:
-    lines = list(csv.DictReader(file))
-  return [{k: v for k, v in x.items() if k not in TIMED} for x in lines]
+def untimed(folder):
+  """The table, without what differs from run to run."""
+  return [
+    {name: x for name, x in row.items() if name not in TIMED}
+    for row in Results(folder).rows
+    if row['kind'] != 'phase'
+  ]
+
+
+def phases(folder):
+  return [(*row.values(),)[:6] for row in Results(folder).of('phase')]
 
 
 @pytest.fixture(scope='module')
 def whole(small, tmp_path_factory):
   folder = tmp_path_factory.mktemp('reproduce') / 'whole'
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(runs, 'cell_of', failing(runs.cell_of))
-    code, said = reproduce(folder)
-  assert code == 0
-  assert max(map(len, said.splitlines())) <= 80
+    patched.setattr(job, 'rows_of', failing)
+    assert reproduce(folder) == 0
   return folder
 
 
-def failing(cell_of):
-  """The cell of a cache fails with seed 1, as one does that finds no memory."""
-
-  def cell(case, system, skip, *rest):
-    if (system, case.config.seed) == ('cached', 1):
-      raise MemoryError('no room\nfor 3 rows')
-    return cell_of(case, system, skip, *rest)
-
-  return cell
+def failing(todo, *rest):
+  """The run of a cache fails with seed 1, as one does that finds no memory."""
+  if (todo.kind, todo.system, todo.seed) == ('run', 'cached', 1):
+    raise MemoryError('no room\nfor 3 rows')
+  return runs.rows_of(todo, *rest)
 
 
-def test_a_failed_cell_says_so_and_the_others_go_on(whole):
-  cells = results.read(whole, Cell)
-  expected = [
-    Job(CELL, 'rm2', seed, *pair)
-    for seed in (0, 1)
-    for pair in (('cached', 'off'), ('pinned', 'off'), ('pinned', 'ours'))
-  ]
-  assert [cell[:4] for cell in cells] == [
-    ('rm2', job.system, job.skip, job.seed) for job in expected
+def test_a_failed_run_says_so_and_the_others_go_on(whole):
+  results = Results(whole)
+  assert [(row['system'], row['skip']) for row in results.of('run')] == 2 * [
+    *(('cached', 'off'), ('pinned', 'off'), ('pinned', 'ours')),
   ]
   statuses = ['ok'] * 3 + ['MemoryError: no room for 3 rows'] + ['ok'] * 2
-  assert [cell.status for cell in cells] == statuses
-  done = [cell for cell in cells if cell.status == 'ok']
-  assert all(0.4 < cell.auc < 1 and cell.seconds > 0 for cell in done)
-  assert [c.examples_seen for c in done] == [20 * 64] * len(done)
-  for kind, file in results.FILES.items():
-    if kind is not results.Modelled:
-      assert results.read(whole, kind), file
+  assert [row['status'] for row in results.of('run')] == statuses
+  done = [row for row in results.of('run') if row['status'] == 'ok']
+  assert all(0.4 < row['auc'] < 1 and row['seconds'] > 0 for row in done)
+  assert [row['examples_seen'] for row in done] == [20 * 64] * len(done)
+  assert {row['kind'] for row in results.rows} == {*KINDS}
+  assert 'MemoryError' in (whole / 'report.html').read_text()
 
 
-def test_cells_are_what_runs_are(whole, tmp_path):
+def test_runs_are_those_of_the_main_program(whole, tmp_path):
   """Bytes, examples and quality are those of `experiments.run`, to the bit."""
-  cell = next(c for c in results.read(whole, Cell) if c.system == 'cached')
+  results = Results(whole)
+  row = next(x for x in results.of('run') if x['system'] == 'cached')
   config = models.config_of('rm2', 'laptop', None, 0, 0.3)
   config = models.configured(config, 'cached', 'off')
-  setting = results.read_setting(whole)['models']['rm2']
-  config.hot.bytes = models.hot_bytes('rm2', setting['row_bytes'])
+  row_bytes = results.setting['models']['rm2']['row_bytes']
+  config.hot.bytes = models.hot_bytes('rm2', row_bytes)
   config.train.keep_checkpoint, config.eval.curve_steps = False, 0
   assert run_job(tmp_path / 'run', config) == 0
   summary = summary_of(tmp_path / 'run')
-  for name in ('bytes_loaded', 'bytes_stored', 'examples_seen', 'steps'):
-    assert getattr(cell, name) == summary[name], name
-  assert cell.auc == summary['auc']
-  assert cell.log_loss == summary['log_loss']
+  assert row['step'] == summary['steps']
+  for name in ('bytes_loaded', 'bytes_stored', 'examples_seen'):
+    assert row[name] == summary[name], name
+  assert row['auc'] == summary['auc']
+  assert row['log_loss'] == summary['log_loss']
 
 
 def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
-  """Stopped in a run after others; half of a line was on the disk."""
-  monkeypatch.setattr(runs, 'cell_of', failing(runs.cell_of))
-  run, started = under_way.lines_of, []
+  started = []
 
-  def stopping(job, *rest):
-    started.append(job)
+  def stopping(todo, *rest):
+    started.append(todo)
     if len(started) == 6:
       signal.raise_signal(signal.SIGINT)  # it ends between two steps
-    return run(job, *rest)
+    return failing(todo, *rest)
 
   with monkeypatch.context() as patched:
-    patched.setattr(under_way, 'lines_of', stopping)
-    assert reproduce(tmp_path)[0] == 130
-  said = capsys.readouterr().err
-  assert '5 of 13 runs are finished' in said
-  assert 'AGAIN' in said
-  orphan = Point('rm2', 'pinned', 'ours', 1, 5)
-  results.append(tmp_path, [orphan])
-  for file in ('cells.csv', 'curves.csv'):
-    with (tmp_path / file).open('a') as out:
-      out.write('rm2,cached,off,1')
+    patched.setattr(job, 'rows_of', stopping)
+    assert reproduce(tmp_path) == 130
+  words = capsys.readouterr().err
+  assert '5 of 13 runs are finished' in words
+  assert 'AGAIN' in words
+  assert 'report.html' in {path.name for path in tmp_path.iterdir()}
   again = []
 
-  def counting(job, *rest):
-    again.append(job)
-    return run(job, *rest)
+  def counting(todo, *rest):
+    again.append(todo)
+    return failing(todo, *rest)
 
-  monkeypatch.setattr(under_way, 'lines_of', counting)
-  assert reproduce(tmp_path)[0] == 0
+  monkeypatch.setattr(job, 'rows_of', counting)
+  assert reproduce(tmp_path) == 0
   assert started[:-1] + again == jobs_of(['rm2'], range(2))
-  for kind in results.FILES:
-    if kind not in (results.Phase, results.Modelled):
-      assert lines_of(tmp_path, kind) == lines_of(whole, kind)
-  counted = {(x['system'], x['skip'], x['phase']) for x in phases(tmp_path)}
-  assert counted == {
-    (x['system'], x['skip'], x['phase']) for x in phases(whole)
-  }
+  assert untimed(tmp_path) == untimed(whole)
+  assert phases(tmp_path) == phases(whole)
 
 
-def phases(folder):
-  return lines_of(folder, results.Phase)
-
-
-def test_a_finished_one_does_nothing(whole, monkeypatch):
-  monkeypatch.setattr(under_way, 'lines_of', None)  # whoever calls it, fails
-  before = {k: v for k, v in snapshot(whole).items() if k.suffix == '.csv'}
-  code, said = reproduce(whole)
-  assert code == 0
-  assert '0 of 13 runs to do' in said
-  after = {k: v for k, v in snapshot(whole).items() if k.suffix == '.csv'}
-  assert after == before
+def test_a_finished_one_does_nothing(whole, monkeypatch, capsys):
+  monkeypatch.setattr(job, 'rows_of', None)  # whoever calls it, fails
+  before = (whole / RESULTS).read_bytes()
+  assert reproduce(whole) == 0
+  words = capsys.readouterr().out
+  assert '0 of 13 runs to do' in words
+  assert max(map(len, words.splitlines())) <= 120
+  assert (whole / RESULTS).read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -280,13 +252,13 @@ def test_a_finished_one_does_nothing(whole, monkeypatch):
 )
 def test_what_cannot_be_is_refused(changes, words, whole, capsys):
   before = snapshot(whole)
-  assert reproduce(whole, ASKED._replace(**changes))[0] == 1
+  assert reproduce(whole, ASKED._replace(**changes)) == 1
   assert_one_sentence(capsys.readouterr().err, *words)
   assert snapshot(whole) == before
 
 
 def test_a_folder_of_something_else_is_refused(small, tmp_path, capsys):
   (tmp_path / 'notes.txt').write_text('mine')
-  assert reproduce(tmp_path)[0] == 1
+  assert reproduce(tmp_path) == 1
   assert_one_sentence(capsys.readouterr().err, '--workdir')
   assert [path.name for path in tmp_path.iterdir()] == ['notes.txt']

@@ -4,14 +4,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from experiments.reproduce import link, overlap, results
-from experiments.reproduce.link import Counts, Link, LINKS, modelled, WAYS
-from experiments.reproduce.overlap import period, Task
+from experiments.reproduce import link
+from experiments.reproduce.link import (
+  Counts,
+  Link,
+  LINKS,
+  modelled,
+  period,
+  Task,
+  WAYS,
+)
+from experiments.reproduce.results import PHASES
 from slipstream_jax.schedules.systems import SYSTEMS
 
 PCIE = LINKS['PCIe 4 x16']
 MS = st.fixed_dictionaries(
-  dict.fromkeys(results.PHASES, st.integers(0, 20).map(lambda n: n / 4))
+  dict.fromkeys(PHASES, st.integers(0, 20).map(lambda n: n / 4))
 )
 AHEAD = ('data', 'unique', 'plan')
 IN_TURN = ('gather', 'put', 'step', 'get', 'host_update', 'scatter', 'sync')
@@ -77,7 +85,7 @@ def of_the_engine(ms, workers, batches, depth=2):
 
 @given(ms=MS, workers=st.integers(1, 4))
 def test_ours_is_the_loop_of_training_with_a_clock(ms, workers):
-  one = overlap.overlapping(ms, 0.0, workers).ms_per_batch
+  one = link.overlapping(ms, 0.0, workers).ms_per_batch
   times = [of_the_engine(ms, workers, n) for n in (240, 480)]
   assert one * 240 == pytest.approx(times[1] - times[0], abs=1e-6)
 
@@ -91,7 +99,7 @@ def test_ours_by_hand(ms, workers):
     ms['gather'] + ms['scatter'],
     way_round / 2,
   )
-  one = overlap.overlapping(ms, 0.0, workers).ms_per_batch
+  one = link.overlapping(ms, 0.0, workers).ms_per_batch
   assert one == pytest.approx(expected)
 
 
@@ -113,7 +121,7 @@ def test_the_others_by_hand(ms, workers, popular):
     ),
   }
   for name, time in expected.items():
-    one = getattr(overlap, name)(ms, popular, workers).ms_per_batch
+    one = getattr(link, name)(ms, popular, workers).ms_per_batch
     assert one == pytest.approx(time, abs=1e-9), name
 
 
@@ -183,69 +191,42 @@ def test_every_system_has_its_way():
   assert set(WAYS) == {*SYSTEMS, 'pinned'}
 
 
-@pytest.fixture
-def folder(tmp_path):
-  results.write_setting(
-    tmp_path,
-    {'models': {'rm2': {'batch_size': 1000, 'features_per_example': 6}}},
-  )
-  cells = [
-    results.Cell(
-      *('rm2', system, skip, seed, 'ok'),
-      steps=10,
-      examples_seen=10_000 + dropped,
-      examples_trained=10_000,
-      examples_dropped=dropped,
-      bytes_loaded=10 * loaded,
-      bytes_stored=10_000_000,
-      dense_bytes=80_000_000,
-      examples_hot_share=0.6,
-    )
-    for system, skip, seed, dropped, loaded in (
-      ('xdl', 'off', 0, 0, 2_000_000),
-      ('xdl', 'off', 1, 0, 4_000_000),
-      ('fae', 'ours', 0, 2000, 3_000_000),
-      ('pinned', 'off', 0, 0, 3_000_000),
-    )
+def runs(system, skip, *dropped_and_loaded):
+  return [
+    {
+      'system': system,
+      'skip': skip,
+      'status': 'ok',
+      'step': 10,
+      'examples_seen': 10_000 + dropped,
+      'examples_trained': 10_000,
+      'examples_dropped': dropped,
+      'bytes_loaded': 10 * loaded,
+      'bytes_stored': 10_000_000,
+      'dense_bytes': 80_000_000,
+      'examples_hot_share': 0.6,
+    }
+    for dropped, loaded in dropped_and_loaded
   ]
-  cells.append(results.Cell('rm2', 'hotline', 'off', 0, 'it must not fail'))
+
+
+def test_counts_are_means_over_seeds():
   phases = [
-    results.Phase('rm2', system, skip, seed, phase, ms)
-    for system, skip in (('xdl', 'off'), ('fae', 'ours'), ('hotline', 'off'))
-    for seed, ms in ((0, 1.0), (1, 3.0))
+    {'phase': phase, 'ms_per_batch': ms}
+    for ms in (1.0, 3.0)
     for phase in ('gather', 'host_update', 'put')
   ]
-  results.append(tmp_path, [*cells, *phases])
-  return tmp_path
-
-
-def test_lines_are_the_model_of_mean_counts(folder):
-  lines = link.lines(folder)
-  ms = {'gather': 2.0, 'host_update': 2.0}
+  model = {'batch_size': 1000, 'features_per_example': 6}
+  ms = {'gather': 2.0, 'host_update': 2.0, 'put': 2.0}
+  xdl = runs('xdl', 'off', (0, 2_000_000), (0, 4_000_000))
+  failed = {'system': 'xdl', 'skip': 'off', 'status': 'it must not fail'}
   # Its rows and their places, and half of the dense parameters each way.
-  xdl = Counts('xdl', 3e6 + 24e3 + 4e6, 1e6 + 4e6, ms)
+  expected = Counts('xdl', 3e6 + 24e3 + 4e6, 1e6 + 4e6, ms)
+  counts = link.counts_of([*xdl, failed], phases, model)
+  assert counts._replace(popular=0.0) == expected
   # Of 12,000 examples 7,200 were popular, and 2,000 of these were dropped.
-  fae = Counts('fae', 3e6, 1e6, ms, 0.52)
-  assert lines == [
-    results.Modelled(
-      *('rm2', counts.system, skip, one.name, step_ms),
-      *modelled(counts, one, step_ms),
-    )
-    for counts, skip in ((xdl, 'off'), (fae, 'ours'))
-    for one in LINKS.values()
-    for step_ms in link.STEP_MS
-  ]
-
-
-def test_they_are_written_anew(folder):
-  link.write(folder)
-  assert results.read(folder, results.Modelled) == link.lines(folder)
-  once = (folder / 'link.csv').read_bytes()
-  link.write(folder)
-  assert (folder / 'link.csv').read_bytes() == once
-
-
-def test_a_folder_without_measurements_has_no_lines(tmp_path):
-  assert link.lines(tmp_path) == []
-  link.write(tmp_path)
-  assert list(tmp_path.iterdir()) == []
+  fae = runs('fae', 'ours', (2000, 3_000_000))
+  expected = Counts('fae', 3e6, 1e6, ms, 0.52)
+  assert link.counts_of(fae, phases, model) == expected
+  assert link.counts_of([failed], phases, model) is None
+  assert link.counts_of(xdl, [], model) is None

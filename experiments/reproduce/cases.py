@@ -1,8 +1,8 @@
-"""What all runs of a model and seed share: data, rows that are hot, programs.
+"""What all runs of a model and seed share: data, hot rows, compiled programs.
 
-Programs are compiled once per model: recipes differ in their microbatches
-alone. A synthetic stream is drawn once and held in memory at the laptop's
-scale, or drawing it would be timed with systems that read it twice.
+Programs are compiled once per model, as recipes differ only in their
+microbatches. At the laptop's scale the synthetic stream is drawn once and held
+in memory. Otherwise drawing it would be timed with systems that read it twice.
 """
 
 import gc
@@ -26,22 +26,33 @@ from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import HotRows
 
-_JUDGED = 1 << 14  # examples whose hot share is measured
+_SHARE_EXAMPLES = 1 << 14  # on which hot shares are measured
 
 
 class Asked(NamedTuple):
   """What a reproduction is asked for."""
 
   models: tuple[str, ...]
-  """Of `MODELS`."""
   scale: str
-  """Of `SCALES`."""
   data: str | None
-  """Folder of real data; None: synthetic proxies."""
+  """Folder of real data; None for synthetic proxies."""
   seeds: int
-  """How many, from 0 on."""
   drop: float
   """Drop target, as a share of the hot examples."""
+
+
+class Programs:
+  """The recipes of a model, with their compiled programs kept alive."""
+
+  def __init__(self, recipe: Recipe) -> None:
+    self._recipe = recipe
+    self._held: dict[int, CompiledFunctions] = {}
+
+  def of(self, microbatches: int) -> Recipe:
+    """Returns the recipe with a number of parts of a batch."""
+    recipe = self._recipe._replace(microbatches=microbatches)
+    self._held.setdefault(microbatches, compiled_of(recipe))
+    return recipe
 
 
 class Case(NamedTuple):
@@ -57,101 +68,112 @@ class Case(NamedTuple):
   lookups_hot_share: float
   examples_hot_share: float
   flops: float
-  """Products and sums a second of a plain matrix product here."""
+  """Floating-point operations per second of a plain matrix product here."""
   dense_parameters: int
-  """Numbers that the model itself has, without rows."""
-  programs: 'Programs'
-
-
-class Programs:
-  """A model's recipes, and what is compiled of them, held until all is done."""
-
-  def __init__(self, recipe: Recipe) -> None:
-    """Of the recipe, and of those that differ in microbatches alone."""
-    self._recipe = recipe
-    self._held: dict[int, CompiledFunctions] = {}
-
-  def of(self, microbatches: int) -> Recipe:
-    """The recipe with so many parts of a batch."""
-    recipe = self._recipe._replace(microbatches=microbatches)
-    self._held.setdefault(microbatches, compiled_of(recipe))
-    return recipe
+  programs: Programs
 
 
 class Cases:
-  """Makes cases as they are asked for, and keeps the last one alone."""
+  """Makes cases when they are asked for, and keeps only the last one."""
 
   def __init__(self, asked: Asked) -> None:
-    """Makes nothing yet."""
     self._asked = asked
     self._case: Case | None = None
-    self._seed = -1
 
   def of(self, model: str, seed: int) -> Case:
-    """The case of a model and seed.
+    """Returns the case of a model and seed.
 
     Raises:
-      UserError: its data cannot be read, or its settings cannot be.
+      UserError: its data cannot be read, or its settings are invalid.
     """
-    case, self._case = self._case, None
-    if case is not None and (case.model, self._seed) == (model, seed):
-      self._case = case
+    case = self._case
+    if case is not None and (case.model, case.config.seed) == (model, seed):
       return case
-    programs = None
-    if case is not None and case.model == model:
-      programs = case.programs
-    del case
-    gc.collect()  # before more is taken
+    programs = case.programs if case and case.model == model else None
+    self._case = case = None
+    gc.collect()  # before more memory is taken
     self._case = case_of(self._asked, model, seed, programs)
-    self._seed = seed
     return self._case
 
 
 def case_of(
   asked: Asked, model: str, seed: int, programs: Programs | None = None
 ) -> Case:
-  """The case of a model and seed.
+  """Makes the case of a model and seed.
 
   Args:
-    asked: what a reproduction is asked for.
-    model: of `MODELS`.
+    asked: the settings of the reproduction.
+    model: a key of `MODELS`.
     seed: of data, model, rows and choices.
-    programs: of the model with another seed, if there are any.
+    programs: of the same model with another seed, if there are any.
 
   Raises:
-    UserError: its data cannot be read, or its settings cannot be.
+    UserError: its data cannot be read, or its settings are invalid.
   """
   config = models.config_of(model, asked.scale, asked.data, seed, asked.drop)
   data = datasets.dataset(config)
   steps = build.total_steps(config, data)
   programs = programs or Programs(build.recipe(config, data, steps))
   recipe = programs.of(1)
-  sizes = compiled_of(recipe).row_bytes_by_table()
-  pairs = zip(recipe.tables.tables.values(), sizes, strict=True)
-  table_bytes = sum(table.rows * size for table, size in pairs)
-  config.hot.bytes = models.hot_bytes(model, table_bytes)
-  counts = build.row_counts(config, data, recipe.tables.num_rows)
+  compiled, tables = compiled_of(recipe), recipe.tables
+  sizes = compiled.row_bytes_by_table()
+  config.hot.bytes = models.hot_bytes(model, row_bytes(recipe))
+  counts = build.row_counts(config, data, tables.num_rows)
   data = data._replace(counts=lambda: counts)
-  rows = popular_rows(counts, config.hot.bytes, sizes, recipe.tables.offsets)
-  hot = hot_rows(rows, recipe.tables.num_rows)
+  rows = popular_rows(counts, config.hot.bytes, sizes, tables.offsets)
+  hot = hot_rows(rows, tables.num_rows)
   if asked.scale == models.LAPTOP and config.data.path is None:
-    data = held(data, config.data.batch_size, steps, config.eval.batch_size)
+    data = _in_memory(data, config, steps)
   shares = _hot_shares(data, config.data.batch_size, hot)
-  compiled = compiled_of(recipe)
   params = compiled.init_state(data.dense_features, seed).params
+  dense_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
   return Case(
     *(model, config, data, steps, hot, *shares, matrix_flops()),
-    sum(leaf.size for leaf in jax.tree.leaves(params)),
+    dense_parameters,
     programs,
   )
 
 
-def held(
-  data: Dataset, batch_size: int, steps: int, test_batch_size: int
+def facts_of(case: Case) -> dict[str, Any]:
+  """Returns what the report says of a model."""
+  recipe = case.programs.of(1)
+  tables, config = recipe.tables, case.config
+  synthetic, name = config.data.path is None, case.data.name
+  if synthetic and 'synthetic proxy' not in name:
+    name = f'synthetic proxy: {name}'
+  return {
+    'title': models.MODELS[case.model].title,
+    'data': name,
+    'synthetic': synthetic,
+    'rows': tables.num_rows,
+    'dim': config.model.dim,
+    'tables': len(tables.tables),
+    'features_per_example': sum(
+      feature.max_length for feature in tables.features.values()
+    ),
+    'batch_size': config.data.batch_size,
+    'steps': case.steps,
+    'hot_rows': len(case.hot.rows),
+    'row_bytes': row_bytes(recipe),
+    'drop_target': config.skip.drop,
+    'policy': config.skip.policy,
+    'dense_parameters': case.dense_parameters,
+  }
+
+
+def row_bytes(recipe: Recipe) -> int:
+  """Returns the bytes of all tables, with their row state."""
+  sizes = compiled_of(recipe).row_bytes_by_table()
+  pairs = zip(recipe.tables.tables.values(), sizes, strict=True)
+  return sum(table.rows * size for table, size in pairs)
+
+
+def _in_memory(
+  data: Dataset, config: ml_collections.ConfigDict, steps: int
 ) -> Dataset:
-  """The data set with its examples in memory, in the same batches."""
-  train = _columns(data.train(batch_size), steps)
-  test = _columns(data.test(test_batch_size), None)
+  """Returns the data set with its examples in memory, in the same batches."""
+  train = _columns(data.train(config.data.batch_size), steps)
+  test = _columns(data.test(config.eval.batch_size), None)
 
   def source(size: int) -> BatchSource:
     return ColumnBatches(train, size)
@@ -176,10 +198,11 @@ def _columns(source: BatchSource, batches: int | None) -> Columns:
 def _hot_shares(
   data: Dataset, batch_size: int, hot: HotRows
 ) -> tuple[float, float]:
-  """Shares of lookups of hot rows, and of examples of such lookups alone."""
+  """Returns the shares of hot lookups, and of examples with only those."""
   source = data.train(batch_size)
   lookups, examples = [], []
-  for batch in itertools.islice(source, max(1, _JUDGED // batch_size)):
+  batches = max(1, _SHARE_EXAMPLES // batch_size)
+  for batch in itertools.islice(source, batches):
     places = hot.places(batch.lookups)[batch.weights > 0]
     places = places.reshape(len(places), -1)
     lookups.append((places[places >= 0] < len(hot.rows)).mean())
@@ -189,7 +212,7 @@ def _hot_shares(
 
 
 def matrix_flops(size: int = 1024, times: int = 8) -> float:
-  """Products and sums a second of a plain product: the best of some."""
+  """Returns operations per second of a plain product: the best of some."""
   square = to_device(np.ones((size, size), np.float32))
   product = jax.jit(jnp.matmul)
   jax.block_until_ready(product(square, square))
@@ -206,12 +229,12 @@ def trainer_of(
   config: ml_collections.ConfigDict,
   hot: HotRows | None = None,
 ) -> TrainerParts:
-  """A trainer of the case, before its first step.
+  """Makes a trainer of the case, before its first step.
 
   Args:
     case: whose data and programs it takes.
     config: of the run.
-    hot: its hot rows; None takes those that the config's budget has room for.
+    hot: its hot rows; None takes those that fit the config's budget.
   """
   recipe = case.programs.of(build.system(config).microbatches)
   hot = hot or build.hot(config, case.data, recipe)

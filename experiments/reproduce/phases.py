@@ -1,8 +1,8 @@
-"""What each phase of a batch takes under a system, one after the other.
+"""Measures the phases of a batch under a system, one after the other.
 
-Nothing is hidden behind anything else here, so the phases of a batch take more
-together than the batch does in training. Times are medians; of a system with
-steps of two kinds, those of each kind by how often it comes.
+Nothing overlaps here, so the phases of a batch take longer in all than a batch
+in training. Times are medians. A system with two kinds of steps has a median
+for each, weighted by how often it comes.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,9 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build
-from experiments.common.build import most_steps
 from experiments.common.meter import now
-from experiments.reproduce.measured.cases import Case, trainer_of
+from experiments.reproduce.cases import Case, trainer_of
 from experiments.reproduce.models import configured
-from experiments.reproduce.results import Cell, Phase
 from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch
@@ -27,18 +25,17 @@ from slipstream_jax.training.loop import on_device, score_held_out
 from slipstream_jax.training.trainer_parts import TrainerParts
 
 BATCHES = 8
-"""That a system's phases are measured on."""
+"""On which the phases of a system are measured."""
 
 
 class Stopwatch:
-  """Milliseconds of phases, by the kind of the step that they are of."""
+  """Collects the milliseconds of phases, by the kind of their step."""
 
   def __init__(self) -> None:
-    """Nothing was timed yet."""
     self._ms: dict[tuple[str, str], list[float]] = {}
 
   def timed(self, phase: str, kind: str, call: Callable[[], Any]) -> Any:
-    """What `call` returns, once it is computed."""
+    """Returns the result of `call` once it is computed."""
     started = now()
     result = jax.block_until_ready(call())
     spent = 1e3 * (now() - started)
@@ -46,7 +43,7 @@ class Stopwatch:
     return result
 
   def per_batch(self, batches: int) -> dict[str, float]:
-    """Milliseconds of each phase, per batch."""
+    """Returns the milliseconds of each phase per batch."""
     totals: dict[str, float] = {}
     for (phase, _), ms in self._ms.items():
       total = float(np.median(ms)) * len(ms) / batches
@@ -54,33 +51,32 @@ class Stopwatch:
     return totals
 
 
-def phases_of(case: Case, system: str) -> list[Phase]:
-  """What each phase takes under a system that skips nothing.
+def phases_of(case: Case, system: str) -> dict[str, float]:
+  """Returns the ms per batch of each phase, under a system without skipping.
 
   Raises:
-    UserError: settings that cannot be.
+    UserError: invalid settings.
   """
   config = configured(case.config, system, 'off')
-  config.prefetch_batches = 0  # one thread does it all
-  _timed_steps(case, config)  # compiles what the next ones run
+  config.prefetch_batches = 0  # one thread does everything
+  _timed_steps(case, config)  # compiles
   watch, swaps, steps = _timed_steps(case, config)
   ms = watch.per_batch(steps)
   ms['plan'] = max(0.0, ms.pop('next') - ms['unique'])
-  if swaps:  # a run has as many, for they are shares of its batches
+  if swaps:  # a run has as many, as they are shares of its batches
     ms['sync'] *= steps / case.steps
-  key = case.model, system, 'off', config.seed
-  return [Phase(*key, phase, spent) for phase, spent in ms.items()]
+  return ms
 
 
 def _timed_steps(
   case: Case, config: ml_collections.ConfigDict
 ) -> tuple[Stopwatch, int, int]:
-  """Some steps, phase by phase; how many swaps there were, and steps."""
+  """Times some steps. Returns the watch, the number of swaps and of steps."""
   count = min(BATCHES, case.steps)
   trainer = trainer_of(case, config)
   watch, swaps, steps = Stopwatch(), 0, 0
   source = case.data.train(config.data.batch_size)
-  most = min(most_steps(config, case.data, count), count + 2)
+  most = min(build.most_steps(config, case.data, count), count + 2)
   with build.batches(config, trainer, case.data, count) as stream:
     for _ in range(most):
       batch = watch.timed('data', '', functools.partial(next, source))
@@ -94,24 +90,6 @@ def _timed_steps(
   return watch, swaps, steps
 
 
-def with_skipping(phases: list[Phase], cell: Cell) -> list[Phase]:
-  """Phases of a system that skips: as without, and what skipping adds.
-
-  Args:
-    phases: of the system that skips nothing.
-    cell: the run that skips, finished.
-  """
-  key = cell.model, cell.system, cell.skip, cell.seed
-  added = {'choose': cell.choose_seconds, 'snapshot': cell.window_seconds}
-  return [
-    *(Phase(*key, one.phase, one.ms_per_batch) for one in phases),
-    *(
-      Phase(*key, phase, 1e3 * (seconds or 0) / (cell.steps or 1))
-      for phase, seconds in added.items()
-    ),
-  ]
-
-
 def _unique(trainer: TrainerParts, batch: Any) -> None:
   engine = trainer.engine
   groups = zip(engine.tables.groups, engine.hot_of_groups, strict=True)
@@ -120,7 +98,7 @@ def _unique(trainer: TrainerParts, batch: Any) -> None:
 
 
 def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> int:
-  """One step, phase by phase; returns whether hot rows were swapped for it."""
+  """Times one step. Returns whether hot rows were swapped for it."""
   engine, edge = trainer.engine, item.scheduled.edge
   rows = trainer.rows
   swaps = edge.hot_here is not None
@@ -189,7 +167,7 @@ def _device_step(
 def _host_step(
   trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch
 ) -> None:
-  """As `HostUpdate.step`, phase by phase."""
+  """Times the parts of `HostUpdate.step`."""
   engine, plans, state = trainer.engine, item.plans, trainer.state
   programs: Any = trainer.programs.host_update(trainer.rows)
   timed = functools.partial(_of_kind, watch, 'host')
@@ -231,7 +209,7 @@ def _host_step(
 def _of_kind(
   watch: Stopwatch, kind: str, phase: str, call: Callable[[], Any]
 ) -> Any:
-  # Pooling and updating are two parts of one phase.
+  # Pooling and updating belong to one phase.
   if phase == 'update':
     phase, kind = 'host_update', f'{kind}, update'
   return watch.timed(phase, kind, call)
