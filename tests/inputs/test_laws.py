@@ -80,6 +80,20 @@ def as_arrow(world, draw):
 ARRAYS = [as_ragged, as_lists, as_padded, as_series, as_arrow]
 
 
+DENSE = [
+  lambda rows: rows,
+  lambda rows: rows.tolist(),
+  lambda rows: {'a': rows[:, 0].tolist(), 'b': rows[:, 1:]},
+  lambda rows: {f'{i}': pl.Series(x) for i, x in enumerate(rows.T)},
+  lambda rows: pl.DataFrame({f'{i}': x for i, x in enumerate(rows.T)}),
+  lambda rows: rows.astype(np.int32),
+]
+LABELS = [
+  *(list, pl.Series, lambda labels: pl.Series(labels).cast(pl.Boolean)),
+  *(lambda labels, t=t: np.array(labels, t) for t in (bool, 'f8', 'u1', 'O')),
+]
+
+
 @pytest.mark.parametrize('form', ARRAYS)
 @settings(max_examples=30)
 @given(st.data())
@@ -89,10 +103,15 @@ def test_any_form_of_ids_gives_the_batches_of_a_loop(form, data):
   size = data.draw(st.integers(1, 14))
   seed = data.draw(st.none() | st.integers(0, 5))
   count, epochs = len(world.labels), data.draw(st.integers(1, 2))
+  dense = np.array(world.dense).reshape(count, -1)
+  if dense.shape[1] > 1:
+    dense = data.draw(st.sampled_from(DENSE))(dense)
+  by_name = data.draw(st.booleans())
   source = batches(
-    np.array(world.dense).reshape(count, -1),
+    None if by_name else dense,
     features,
-    world.labels,
+    data.draw(st.sampled_from(LABELS))(world.labels),
+    dense=dense if by_name else None,
     batch_size=size,
     seed=seed,
     epochs=epochs,
