@@ -301,8 +301,7 @@ def test_a_sample_depends_on_places_and_labels_only(tmp_path, monkeypatch):
   assert thin.sum() == whole.sum(), 'all clicks are kept'
   negatives = (whole == 0).sum()
   assert 0.15 * negatives < (thin == 0).sum() < 0.35 * negatives
-  blocks = text.read_blocks  # in small ones it is the same
-  monkeypatch.setattr(text, 'read_blocks', lambda path: blocks(path, 5000))
+  small_blocks(monkeypatch, 5000)  # in these it is the same
   assert_same(read(terabyte_raw(tmp_path, sample=0.5))[2], ids)
 
 
@@ -340,7 +339,15 @@ def test_the_last_day_is_held_out(tmp_path):
   assert raw.split(49, (49,)) == expected
 
 
-def test_days_out_of_order_are_named(tmp_path):
+def small_blocks(monkeypatch, size):
+  """Reads files of text in many blocks, as only large ones are."""
+  blocks = text.read_blocks
+  monkeypatch.setattr(text, 'read_blocks', lambda path: blocks(path, size))
+
+
+@pytest.mark.parametrize('size', [300, text.BLOCK_BYTES])
+def test_days_out_of_order_are_named(tmp_path, monkeypatch, size):
+  small_blocks(monkeypatch, size)
   of = FORMATS['avazu']
   first, late, early = (
     of.with_field('hour', h) for h in ('14102105', '14102205', '14102104')
