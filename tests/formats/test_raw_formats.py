@@ -345,7 +345,7 @@ def small_blocks(monkeypatch, size):
   monkeypatch.setattr(text, 'read_blocks', lambda path: blocks(path, size))
 
 
-@pytest.mark.parametrize('size', [300, text.BLOCK_BYTES])
+@pytest.mark.parametrize('size', [50, text.BLOCK_BYTES])
 def test_days_out_of_order_are_named(tmp_path, monkeypatch, size):
   small_blocks(monkeypatch, size)
   of = FORMATS['avazu']
