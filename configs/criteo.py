@@ -11,17 +11,17 @@ Expected: AUC 0.7698, log loss 0.4717.
 
     python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
 
-trains on raw Criteo text. What should not be in memory is packed into a folder
-first, where the path is then a folder: of `config.data`, training heeds only
-`batch_size` and `shuffle`.
+trains on raw Criteo text, which is held in memory. Larger files are packed into
+a folder first, which is then the path. With it, training uses only `batch_size`
+and `shuffle` of `config.data`.
 
     python -m experiments.prepare --config=configs/criteo.py \
         --config.data.raw=FILE --config.data.path=DIR
 
 Variants of the config:
 
-* `configs/criteo.py:sample`: text samples of some 100,000 lines; one epoch in
-  file order, the last fifth to test, ids seen fewer than 4 times share a row.
+* `configs/criteo.py:sample`: samples of about 100,000 lines. One epoch in file
+  order, the last fifth to test on. Ids seen fewer than 4 times share a row.
   On 80,000 lines reconstructed from a hashed cache of dac_sample it takes 2 s.
   Expected: AUC 0.7715, log loss 0.4403.
 * `configs/criteo.py:smoke`: seconds, on small tables.
@@ -33,7 +33,7 @@ from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings; `variant` is '', 'sample' or 'smoke'.
+  """Returns the settings. `variant` is '', 'sample' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.

@@ -22,7 +22,7 @@ from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings; `variant` is '', 'sample' or 'smoke'.
+  """Returns the settings. `variant` is '', 'sample' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
@@ -53,7 +53,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _sample(config: ml_collections.ConfigDict) -> None:
-  """For sets of 100,000 ratings to a million."""
+  """Changes settings for sets of 100,000 to a million ratings."""
   config.data.batch_size = 256
   config.data.min_count = 4
   # Gradients are means over the batch: small, and so must the start be.
@@ -67,6 +67,6 @@ def _sample(config: ml_collections.ConfigDict) -> None:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds over two small tables."""
+  """Changes settings for a run of seconds on two small tables."""
   common.smoke(config)
   config.data.rows = (9000, 4000)

@@ -30,7 +30,7 @@ from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings; `variant` is '', 'sample' or 'smoke'.
+  """Returns the settings. `variant` is '', 'sample' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
@@ -79,7 +79,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _sample(config: ml_collections.ConfigDict) -> None:
-  """Two hours of the log, 100,000 lines: most users have one or two events."""
+  """Changes settings for 100,000 lines, in which most users have 1 or 2 events."""
   config.data.batch_size = 64
   config.data.min_history = 1
   config.data.min_count = 10  # few items of so short a time occur again
@@ -96,7 +96,7 @@ def _sample(config: ml_collections.ConfigDict) -> None:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds, for tests and laptops; skips, so that this is tried."""
+  """Changes settings for a run of seconds that skips."""
   config.skip.mode = 'examples'
   config.placement = 'pinned'
   config.hot.bytes = 1 << 20

@@ -30,7 +30,7 @@ _ROWS = (
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings; `variant` is '', 'full' or 'smoke'.
+  """Returns the settings. `variant` is '', 'full' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
@@ -67,7 +67,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds over small tables."""
+  """Changes settings for a run of seconds on small tables."""
   common.smoke(config)
   config.data.hash_rows = 10_000
   config.data.sample = 1.0
