@@ -59,7 +59,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _sample(config: ml_collections.ConfigDict) -> None:
-  """One hour of clicks, 10,000 lines: of a single day, so the last fifth."""
+  """Changes settings for one hour of clicks, of which the last fifth is tested."""
   config.data.batch_size = 128
   config.data.test_share = 0.2
   config.data.min_count = 4
@@ -78,7 +78,7 @@ def _sample(config: ml_collections.ConfigDict) -> None:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds over 21 small tables."""
+  """Changes settings for a run of seconds on 21 small tables."""
   common.smoke(config)
   config.data.rows = (7, 7, 300, 400, 26, 500, 60, 36, 9000, 20_000, 1000) + (
     (5, 4, 200, 8, 9, 90, 4, 60, 150, 50)

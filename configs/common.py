@@ -246,9 +246,9 @@ def training(config: ConfigDict) -> None:
   # Folder of the checkpoints, or a URL such as s3://bucket/run. None: a folder
   # of the workdir.
   config.checkpoint.path = placeholder(str)
-  # Rows in a checkpoint: 'consecutive', changed since the previous checkpoint;
-  # 'one_shot', changed since the base; 'intermittent', the same with a new base
-  # if that costs less; 'full', all rows that were ever updated.
+  # Rows in a checkpoint: 'consecutive', changed since the previous checkpoint,
+  # 'one_shot', changed since the base, 'intermittent', the same with a new base
+  # if that costs less, or 'full', all rows that were ever updated.
   config.checkpoint.policy = 'consecutive'
   config.checkpoint.keep = 2  # checkpoints to keep
   # Host memory for rows that change before they are written. If it is used up,

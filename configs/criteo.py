@@ -67,7 +67,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _sample(config: ml_collections.ConfigDict) -> None:
-  """For samples of raw text, of some 100,000 lines."""
+  """Changes settings for samples of about 100,000 lines."""
   config.data.batch_size = 256
   config.data.test_share = 0.2
   config.data.min_count = 4
@@ -86,7 +86,7 @@ def _sample(config: ml_collections.ConfigDict) -> None:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds over small tables, for tests and laptops."""
+  """Changes settings for a run of seconds on small tables."""
   common.smoke(config)
   config.data.test_share = 0.2
   config.data.rows = (100, 50, 10_000, 2000, 300, 24, 1200, 600, 3) + (50,) * 17

@@ -70,10 +70,10 @@ def get_config(
   config = common.start('', ('',))
   common.files(config, 'tfds', batch_size=2048)
   config.data.path = config.data.raw = f'tfds:{name}'
-  # Where TFDS has prepared the set; None: its own folder.
+  # Folder in which TFDS has prepared the set. None: its own folder.
   config.data.data_dir = ml_collections.config_dict.placeholder(str)
   config.data.train_split = 'train[:80%]'  # in TFDS's words
-  config.data.test_split = 'train[80%:]'  # likewise
+  config.data.test_split = 'train[80%:]'  # the same for tests
   given = MAPS.get(name, {})
   features = config.data.features = ml_collections.ConfigDict()
   features.tables = given.get('tables', ())  # fields that are looked up
