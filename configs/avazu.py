@@ -59,7 +59,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _sample(config: ml_collections.ConfigDict) -> None:
-  """Changes settings for one hour of clicks, of which the last fifth is tested."""
+  """Changes settings for one hour of clicks. The last fifth is to test on."""
   config.data.batch_size = 128
   config.data.test_share = 0.2
   config.data.min_count = 4

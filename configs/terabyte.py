@@ -6,8 +6,8 @@ r"""DLRM RM3 on Criteo's Terabyte click logs (arXiv 2404.04270, 2103.00686).
         --config.data.path=DIR
 
 FOLDER has `day_0` to `day_23`, plain or gzip. As in the published runs,
-1.83 % of their lines are kept, about 80 M. Ids are hashed to at most 40 M rows per
-table. Published for all baselines: AUC 0.802, accuracy 81.07 %, log loss 0.424.
+1.83 % of their lines are kept, about 80 M. Ids are hashed to at most 40 M rows
+per table. Published for all baselines: AUC 0.802, accuracy 81.07 %, log loss 0.424.
 A system may fall short of that by 0.2 points. Not yet run here.
 The published tables have 266 M rows of 64, 63 GB: host memory for that, and the
 row state, must be there.
