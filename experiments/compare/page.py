@@ -81,7 +81,7 @@ _EARLY = 'plain run, stopped after as many examples'
 def write(
   folder: pathlib.Path,
   data: str,
-  warning: str,
+  synthetic: bool,
   runs: Sequence[Run],
   curve: Sequence[Point],
   about: str,
@@ -92,7 +92,7 @@ def write(
   Args:
     folder: where to write.
     data: the name of the data set.
-    warning: a sentence that nobody may miss, or ''.
+    synthetic: whether it is made up.
     runs: the finished runs.
     curve: the points of their learning curves.
     about: what was run, where and when.
@@ -123,7 +123,9 @@ def write(
       page.Section('How to read this', [_NOTES]),
       page.Section('Settings', [page.Table('', settings)]),
     ],
-    warning,
+    'SYNTHETIC DATA: its figures say nothing about real clicks.'
+    if synthetic
+    else '',
     about,
   )
 

@@ -18,7 +18,7 @@ TITLE, ABOUT = 'a log of <clicks>', 'compare --own=x:<y>; 2 cores'
 
 
 def write(folder, runs, curve):
-  page.write(folder, TITLE, 'SYNTHETIC', runs, curve, ABOUT, smoke())
+  page.write(folder, TITLE, True, runs, curve, ABOUT, smoke())
   return assert_complete((folder / page.HTML).read_text())
 
 
@@ -88,9 +88,9 @@ def test_the_share_of_randoms_loss_follows_from_the_file(folder, parsed):
 
 
 def test_the_page_has_all_policies_and_settings(folder, parsed):
-  assert {'SYNTHETIC', ABOUT, f'What dropping costs: {TITLE}'} <= {
-    *parsed.words
-  }
+  warning = 'SYNTHETIC DATA: its figures say nothing about real clicks.'
+  title = f'What dropping costs: {TITLE}'
+  assert {warning, ABOUT, title} <= {*parsed.words}
   settings = parsed.frame('Settings', '')
   assert settings['config.data.batch_size']['value'] == '256'
   for target in ('20%', '40%', '60%'):
