@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import math
 import statistics
 
 import pytest
@@ -106,8 +107,18 @@ def test_a_page_of_one_target_has_bars(count, has_curve, tmp_path):
   parsed = write(tmp_path, runs, curve)
   assert len(page.overview(runs, curve)) == count
   assert (tmp_path / page.PICTURE).exists() == (count > 1)
-  bars = {f'{run.policy}, {run.dropped:.0%} dropped' for run in runs[1:]}
+  bars = {f'{run.policy}, {run.dropped:.1%} dropped' for run in runs[1:]}
   assert bars <= {*parsed.words}
+
+
+def test_a_page_without_a_known_auc_has_no_picture(tmp_path):
+  runs, curve = drawn.comparison(2)
+  runs = [run._replace(auc=math.nan) for run in runs]
+  write(tmp_path, runs, curve)
+  assert not (tmp_path / page.PICTURE).exists()
+  runs, curve = drawn.comparison(2)
+  write(tmp_path, runs, [point._replace(auc=math.nan) for point in curve])
+  assert (tmp_path / page.PICTURE).exists()
 
 
 def test_random_and_surprise_have_colors_of_their_own():
