@@ -105,8 +105,11 @@ def write(
     groups.setdefault(row['target'], []).append(row)
   plain = [_cells(row, _PLAIN) for row in groups.pop(0.0, [])]
   pictures = _pictures(rows, runs, curve)
-  if pictures:
-    pictures[0].figure.savefig(folder / PICTURE, dpi=180)
+  if pictures:  # the file alone must say what data it is of
+    figure = pictures[0].figure
+    title = figure.axes[0].set_title(data, color=page.color('muted'))
+    figure.savefig(folder / PICTURE, dpi=180)
+    title.set_text('')
   settings = [
     {'key': f'config.{key}', 'value': str(value)}
     for key, value in keys_of(config)
