@@ -202,31 +202,6 @@ def test_optimizers_that_cannot_run_are_one_sentence(wrong):
     assert '\n' not in str(error.value)
 
 
-README = """
-import slipstream_jax as slip
-class Recommender(nn.Module):
-  @nn.compact
-  def __call__(self, dense, e):
-    return (nn.Dense(16)(e['user']) * e['item']).sum(-1) + dense[:, 0]
-ids = {'user': users, 'item': items}
-source = slip.batches(dense, ids, clicks, batch_size=100, seed=0)
-sizes = {'user': 60, 'item': 20}
-tables = {n: slip.Table(s, embedding_dim=16) for n, s in sizes.items()}
-trainer = slip.Trainer(Recommender(), tables, placement='streamed')
-history = trainer.train(source, steps=5, skip=slip.Skip(drop=0.3))
-"""
-
-
-def test_arrays_to_a_trained_model_in_twelve_lines():
-  lines = [line for line in README.splitlines() if line.strip()]
-  assert len(lines) <= 12
-  values = {'nn': nn, 'dense': shop.DENSE, 'clicks': shop.CLICKS}
-  values |= {'users': shop.USERS, 'items': shop.ITEMS}
-  exec(README, values)
-  values['trainer'].close()
-  assert len(values['history'].losses) == 5
-
-
 def test_one_logit_on_an_axis_of_its_own():
   one = slip.Trainer(OneFeature(1), USER)
   heads = np.stack([shop.CLICKS], 1)
