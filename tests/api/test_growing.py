@@ -153,22 +153,16 @@ def test_how_far_is_read_ahead_changes_nothing(
 
 
 @pytest.mark.parametrize('name', ['dicts', 'pipeline'])
-def test_streams_grow_as_arrays_do(name, whole):
-  source = ONES[name][0](market.vocabularies())
-  with market.trainer(prefetch=3, placement='pinned') as trainer:
-    trainer.train(source)
-  market.assert_same(trainer, whole)
-
-
-@pytest.mark.parametrize('name', ['dicts', 'pipeline'])
-@pytest.mark.parametrize('at', [1, 37])
-def test_a_stream_resumes(at, name, whole, tmp_path):
-  make = ONES[name][0]
-  with market.trainer() as trainer:
-    trainer.train(make(market.vocabularies()), at)
-    trainer.save(tmp_path)
-  with market.trainer() as trainer:
-    trainer.restore(tmp_path)
+@pytest.mark.parametrize('saved_at', [None, 1, 37])
+def test_a_stream_grows_as_arrays_do_and_resumes(
+  saved_at, name, whole, tmp_path
+):
+  make, how = ONES[name][0], {'prefetch': 3, 'placement': 'pinned'}
+  with market.trainer(**how) as trainer, market.trainer(**how) as other:
+    if saved_at is not None:
+      other.train(make(market.vocabularies()), saved_at)
+      other.save(tmp_path)
+      trainer.restore(tmp_path)
     trainer.train(make(market.vocabularies()))
   market.assert_same(trainer, whole)
 
