@@ -230,23 +230,6 @@ def test_each_feature_that_we_claim_names_what_shows_it():
       assert is_there(claim), f'{feature}: {claim}'
 
 
-@pytest.mark.parametrize(
-  ('feature', 'shown_by'),
-  [
-    ('SSD', 'slip.tiered'),
-    ('8 bits and fewer', 'config.checkpoint.codec'),
-    ('serving', 'slip_serve'),
-    ('checkpoints of what changed', 'config.checkpoint.policy'),
-    (
-      'training continues while a checkpoint is written',
-      'config.checkpoint.memory_bytes',
-    ),
-  ],
-)
-def test_a_feature_is_denied_only_where_there_is_none(feature, shown_by):
-  assert features()[feature].startswith('yes') == is_there(shown_by)
-
-
 FIGURE = re.compile(
   r'(?:AUC|log loss) [\d.]*\d|[\d.]+ % of the examples left out'
 )

@@ -4,18 +4,11 @@ from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
 import optax
-import polars as pl
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from tests.api import shop
-
-FRAME = pl.DataFrame(
-  {**shop.IDS, 'label': shop.CLICKS}
-  | {f'd{i}': shop.DENSE[:, i] for i in range(3)}
-)
 
 
 class OneFeature(nn.Module):
@@ -32,45 +25,6 @@ class OneFeature(nn.Module):
 
 ONE, TWO = OneFeature(), OneFeature(2)
 USER = {'user': slip.Table(60, embedding_dim=4)}
-
-
-def global_rows():
-  lookups = np.stack([shop.USERS, shop.ITEMS + 60], axis=1)
-  return ColumnBatches(Columns(shop.DENSE, lookups, shop.CLICKS), shop.BATCH)
-
-
-SOURCES = {
-  'a generator': shop.dicts,
-  'a list': lambda: [*shop.dicts()],
-  'a function': lambda: shop.dicts,
-  'batches of a generator': lambda: slip.batches(shop.dicts()),
-  'arrays in order': lambda: shop.source(seed=None, epochs=1),
-  'batches of rows': global_rows,
-  'a frame': lambda: slip.batches(
-    FRAME,
-    ['user', 'item'],
-    'label',
-    dense=['d0', 'd1', 'd2'],
-    batch_size=shop.BATCH,
-  ),
-}
-
-
-@pytest.mark.parametrize('kind', SOURCES)
-def test_any_source_trains(kind):
-  losses = []
-  for _ in range(2):
-    with shop.trainer() as trainer:
-      source = SOURCES[kind]()
-      if kind == 'a function':
-        source = slip.batches(source)
-      losses.append(
-        np.concatenate([trainer.train(source, n).losses for n in (3, 4)])
-      )
-  np.testing.assert_array_equal(*losses)
-  with shop.trainer() as trainer:
-    wanted = trainer.train(shop.source(seed=None), 7).losses
-  np.testing.assert_array_equal(losses[0], wanted)
 
 
 @pytest.mark.parametrize('heads', [None, 2])

@@ -81,29 +81,6 @@ def test_what_is_prepared_ahead_changes_no_number(
   shop.assert_same(trainer, wholes[skip][1])
 
 
-def test_skipping_goes_on_and_off_on_one_source():
-  """What is read stays in order: nothing is trained twice or left out."""
-  runs = []
-  for closes in False, True:
-    source, losses = shop.source(), []
-    trainer = shop.trainer()
-    for skip in 'none', 'surprise', 'none', 'rows', 'stale', 'stale', 'none':
-      history = trainer.train(source, 6, skip=shop.SKIPS[skip])
-      losses.append(history.losses)
-      if closes:
-        trainer.close()
-    trainer.close()
-    counters = history.counters
-    # Nothing was dropped so early, so these are the batches in their order.
-    assert counters.examples_dropped == 0
-    assert counters.examples_seen == counters.examples_trained
-    runs.append((trainer, np.concatenate(losses)))
-  plain, _ = whole(steps=42)
-  for _, losses in runs:
-    np.testing.assert_array_equal(losses, plain.losses)
-  shop.assert_same(*(trainer for trainer, _ in runs))
-
-
 @pytest.mark.parametrize(
   ('skip', 'at'), [('surprise', 7), ('stale', 14), ('rows', 14), ('rows', 33)]
 )
