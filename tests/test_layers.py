@@ -189,6 +189,20 @@ def every_raise_shows_the_value(path):
       yield ast.unparse(node)
 
 
+def no_handler_takes_a_user_error_from_one_below(path):
+  """Handlers are tried in order, so that of UserError must come first."""
+  wider = {'ValueError', 'Exception', 'BaseException'}
+  for node in of_kind(path, ast.Try):
+    caught = [
+      {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}
+      for handler in node.handlers
+      if handler.type is not None
+    ]
+    for i, names in enumerate(caught):
+      if 'UserError' in names and any(wider & before for before in caught[:i]):
+        yield f'line {node.lineno}'
+
+
 def who_serves_knows_nothing_of_training(path):
   known = {*sys.stdlib_module_names, 'numpy', 'numba', 'jax', 'slip_serve'}
   yield from outermost(path) - known - {'slipstream_jax'}
@@ -286,6 +300,7 @@ RULES = {
   only_the_engine_moves_arrays: FILES,
   nothing_is_printed: ALL,
   every_raise_shows_the_value: FILES,
+  no_handler_takes_a_user_error_from_one_below: ALL,
   who_serves_knows_nothing_of_training: SERVING,
   nothing_runs_what_a_file_holds: ALL,
   variables_say_what_they_hold: ALL,
