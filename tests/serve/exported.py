@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 
-from experiments.predict.loading import LoadedRun
+from experiments.common.loading import LoadedRun
 from slip_serve import Scorer, vocabulary
 from slip_serve.http import make_server
 from slipstream_jax.data.numbered import ColumnBatches
