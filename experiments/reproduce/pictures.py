@@ -57,10 +57,15 @@ def speed(model: Model) -> Picture | None:
       for row, group in enumerate(against)
       if (estimate := group.figures.get(key))
     ]
-    look: dict[str, object] = {'color': edge, 'label': label if points else None}
-    look |= {'markersize': 14 if mark == '|' else 6, 'markerfacecolor': fill}
-    rows, means = [row for row, _ in points], [x.mean for _, x in points]
-    axis.plot(means, rows, mark, **look)
+    axis.plot(
+      [estimate.mean for _, estimate in points],
+      [row for row, _ in points],
+      mark,
+      color=edge,
+      markerfacecolor=fill,
+      markersize=14 if mark == '|' else 6,
+      label=label if points else None,
+    )
     for row, (_, low, high, _) in points:
       if low is not None and high is not None:
         ends = [max(low, 0.1), min(high, 10)]
