@@ -254,6 +254,8 @@ def _sentences(models: Sequence[Model], contender: Key) -> list[str]:
       f'Faster in {len(faster)} of {len(speeds)} comparisons with the '
       f"paper's baselines and with pinned rows, SLOWER in {len(slower)}"
       f'{listed(slower)}. The others cannot be told apart.'
+      + ' Ratios of one seed have no interval.'
+      * any(x[2].low is None for x in speeds)
     )
   claimed = [(x, group, y) for _, group, x in speeds if (y := _claim(group))]
   if claimed:
