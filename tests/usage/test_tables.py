@@ -11,9 +11,9 @@ from experiments.bench.baselines import BASELINES
 from experiments.bench.rows import LOOK_AHEADS, MovedBy
 from experiments.common import report
 from experiments.compare import page
-from experiments.compare.grid import ANCHORS
-from experiments.profile import report as profile_report
-from experiments.profile.predictions import POLICIES, Prediction
+from experiments.compare.job import ANCHORS
+from experiments.profile import job as profile
+from experiments.profile.predictions import Prediction
 from experiments.skew import __main__ as skew
 from slipstream_jax.placement import EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.policies import POLICIES as CHOICES
@@ -49,7 +49,7 @@ def assert_fits(table):
 
 def test_of_profile():
   names = [(name, '') for name in PLACEMENTS]
-  names += [('cached', policy) for policy in POLICIES]
+  names += [('cached', policy) for policy in EVICTIONS]
   predictions = [
     Prediction(
       *(name, policy, ROWS, 1.0, float(LOOKUPS), LOOKUPS - 0.5),
@@ -57,12 +57,12 @@ def test_of_profile():
     )
     for name, policy in names
   ]
-  assert_fits(profile_report.table(predictions, predictions[-1], BYTES))
+  assert_fits(profile.table(predictions, predictions[-1], BYTES))
   outcome = {
     **{'steps': 100_000, 'hit_rate': 1.0, 'rows_loaded': 1e6},
     **{'rows_stored': 1e6, 'device_bytes': BYTES},
   }
-  assert_fits(profile_report.outcome_table(predictions[-1], outcome))
+  assert_fits(profile.outcome_table(predictions[-1], outcome))
 
 
 def figures():

@@ -2,39 +2,28 @@
 
 import csv
 
-from absl import flags
-from absl.testing import flagsaver
 from hypothesis import given, HealthCheck, settings
 from hypothesis import strategies as st
 import pytest
 
 from configs import own
 from experiments.common import cli
+from experiments.compare import job
 from tests.support.runs import assert_one_sentence, smoke, snapshot
 
-# `run` and `compare` have flags of one name: this file has its own.
-SEEDS, TARGETS, POLICIES = 2, ['0.5'], ['stale']
+CELLS = job.cells(['stale'], ['0.5'])
 SECONDS = ('seconds', 'seconds_choosing')
 FILES = {
-  *('compare.csv', 'compare.html', 'compare.md', 'compare.png', 'config.json'),
-  'curve.csv',
+  *('compare.csv', 'compare.html', 'compare.png', 'config.json', 'curve.csv'),
 }
 
 
-@pytest.fixture(scope='module')
-def compare():
-  """The program, whose --workdir is that of `run` here."""
-  from experiments.compare import __main__ as program
-
-  return program
-
-
-def run_compare(compare, workdir, config=None, seeds=SEEDS, **more):
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['tests'])
-  given = {'seeds': seeds, 'targets': TARGETS, 'policies': POLICIES, **more}
-  with flagsaver.flagsaver(workdir=str(workdir), **given):
-    return cli.guarded(compare.main, config or config_of())
+def compare(
+  workdir, config=None, seeds=2, function=None, longer=1.0, cells=CELLS
+):
+  config = config or config_of()
+  rest = function, longer, cells, seeds, str(workdir)
+  return cli.guarded(job.compare, config, *rest)
 
 
 def config_of(**changes):
@@ -51,22 +40,10 @@ def rows_of(workdir, name='compare.csv'):
 
 
 @pytest.fixture(scope='module')
-def whole(compare, tmp_path_factory):
+def whole(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('compare') / 'whole'
-  assert run_compare(compare, workdir) == 0
+  assert compare(workdir) == 0
   return workdir
-
-
-def test_it_says_how_much_there_is_to_do(compare, tmp_path, capsys):
-  assert run_compare(compare, tmp_path, seeds=1) == 0
-  said = capsys.readouterr().out
-  assert '3 runs of 60 batches\n' in said
-  places = [said.index(x) for x in ('3 runs', 'about 0:', 'seed 0  plain')]
-  assert places == sorted(places)
-  before = (tmp_path / 'compare.csv').read_bytes()
-  assert run_compare(compare, tmp_path, seeds=1) == 0
-  assert '0 runs of 60 batches; 3 are finished' in capsys.readouterr().out
-  assert (tmp_path / 'compare.csv').read_bytes() == before
 
 
 @settings(
@@ -75,23 +52,24 @@ def test_it_says_how_much_there_is_to_do(compare, tmp_path, capsys):
 )
 @given(stops=st.lists(st.integers(0, 5), min_size=1, max_size=2))
 def test_one_that_is_stopped_now_and_then_comes_to_the_same(
-  stops, compare, whole, tmp_path_factory, capsys
+  stops, whole, tmp_path_factory, capsys
 ):
-  """Stopped after so many runs each time; half of a line was on the disk."""
+  """Stopped after so many runs each time, with half of a line on the disk."""
   folder = tmp_path_factory.mktemp('stopped') / 'run'
-  measure, ran = compare.measure, []
+  measure, ran = job.measure, []
 
   def stopping(case, cell, tell):
+    if case.batches[0] < 60:  # warming up
+      return None
     if len(ran) == upto:
       raise KeyboardInterrupt
     ran.append(cell.policy)
     return measure(case, cell, tell)
 
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(compare, '_warm_up', lambda *_: 1.0)
-    patched.setattr(compare, 'measure', stopping)
+    patched.setattr(job, 'measure', stopping)
     for upto in sorted(stops):
-      assert run_compare(compare, folder) == 130
+      assert compare(folder) == 130
       said = capsys.readouterr().err
       assert f'{upto} of 6 runs are finished' in said
       assert not (folder / 'compare.html').exists()
@@ -99,32 +77,35 @@ def test_one_that_is_stopped_now_and_then_comes_to_the_same(
         with (folder / name).open('a') as file:
           file.write('stale,0.5,1,12')
     upto = None
-    assert run_compare(compare, folder) == 0
+    assert compare(folder) == 0
   assert ran == ['plain', 'random', 'stale'] * 2
   for name in ('compare.csv', 'curve.csv'):
     assert rows_of(folder, name) == rows_of(whole, name)
   assert {path.name for path in folder.iterdir()} == FILES
 
 
-def test_more_seeds_and_epochs(compare, tmp_path, capsys):
+def test_more_seeds_may_be_added(tmp_path, capsys):
   """Of a data set of one's own, whose runs go through it twice."""
-  given = {'own': 'tests.usage.market_of_two:clicks', 'policies': ['surprise']}
   config = own.get_config()
-  config.log_steps = 5
-  for seeds in (1, 2):
-    done = run_compare(compare, tmp_path, config, seeds, epochs=2, **given)
-    assert done == 0, capsys.readouterr().err
+  config.log_steps, config.train.epochs = 5, 2
+  cells = job.cells(['surprise'], ['0.5'])
+  for seeds in (1, 2, 2):
+    given = {'function': 'tests.usage.market_of_two:clicks', 'cells': cells}
+    before = [path.read_bytes() for path in tmp_path.glob('*.csv')]
+    assert compare(tmp_path, config, seeds, **given) == 0
+  said = capsys.readouterr().out
+  assert '3 runs of 18 batches, 3 are finished' in said
+  assert '0 runs of 18 batches, 6 are finished' in said
+  assert [path.read_bytes() for path in tmp_path.glob('*.csv')] == before
   runs = rows_of(tmp_path)
   assert [run['seed'] for run in runs] == ['0'] * 3 + ['1'] * 3
-  assert {run['batches'] for run in runs} == {'18'}
   assert {run['examples_seen'] for run in runs} == {str(18 * 256)}
-  assert len(rows_of(tmp_path, 'curve.csv')) >= 6
   assert 'two goods' in (tmp_path / 'compare.html').read_text()
 
 
-def test_runs_that_drop_may_read_more(compare, tmp_path):
-  more = {'policies': ['random'], 'seeds': 1, 'longer': 1.5}
-  assert run_compare(compare, tmp_path, **more) == 0
+def test_runs_that_drop_may_read_more(tmp_path):
+  cells = job.cells(['random'], ['0.5'])
+  assert compare(tmp_path, seeds=1, longer=1.5, cells=cells) == 0
   assert [run['batches'] for run in rows_of(tmp_path)] == ['60', '90']
 
 
@@ -136,22 +117,20 @@ def test_runs_that_drop_may_read_more(compare, tmp_path):
     ('tests.usage.market_of_two:goods', 'clicks'),
   ],
 )
-def test_a_function_that_cannot_be(name, said, compare, tmp_path, capsys):
-  config = own.get_config()
-  assert run_compare(compare, tmp_path, config, own=name) == 1
+def test_a_function_that_cannot_be(name, said, tmp_path, capsys):
+  assert compare(tmp_path, own.get_config(), function=name) == 1
   assert_one_sentence(capsys.readouterr().err, '--own', said)
 
 
-def test_another_config_is_refused(compare, whole, capsys):
+def test_another_config_is_refused(whole, capsys):
   before = snapshot(whole)
-  other = config_of(**{'model.top': (32,)})
-  assert run_compare(compare, whole, other) == 1
+  assert compare(whole, config_of(**{'model.top': (32,)})) == 1
   assert_one_sentence(capsys.readouterr().err, 'config.model.top', '[32]')
   assert snapshot(whole) == before
 
 
-def test_a_folder_of_something_else_is_refused(compare, tmp_path, capsys):
+def test_a_folder_of_something_else_is_refused(tmp_path, capsys):
   (tmp_path / 'notes.txt').write_text('mine')
-  assert run_compare(compare, tmp_path) == 1
+  assert compare(tmp_path) == 1
   assert_one_sentence(capsys.readouterr().err, '--workdir')
   assert [path.name for path in tmp_path.iterdir()] == ['notes.txt']

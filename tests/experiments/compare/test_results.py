@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from experiments.compare.grid import Cell
-from experiments.compare.results import CURVE, Results, RUNS
+from experiments.compare.results import Cell, CURVE, Results, RUNS
 from slipstream_jax.errors import UserError
 from tests.experiments.compare import drawn
 from tests.support.runs import smoke
@@ -87,24 +86,25 @@ def test_what_is_read_is_what_was_written(tmp_path):
 )
 def test_other_flags_are_refused(given, where, tmp_path):
   fill(tmp_path, 2)
-  with pytest.raises(UserError, match='goes on with its') as raised:
+  with pytest.raises(UserError, match='must keep') as raised:
     opened(tmp_path, **given)
   assert raised.value.where == where
 
 
-@pytest.mark.parametrize('damage', ['policy,auc\r\nx,1\r\n', 'a\r\n'])
+@pytest.mark.parametrize('damage', ['policy,auc\r\nx,1\r\n', 'plain,x\r\n'])
 @pytest.mark.parametrize('name', [RUNS, CURVE])
-def test_a_file_of_another_version_is_named(name, damage, tmp_path):
+def test_a_file_of_another_version_is_refused(name, damage, tmp_path):
   fill(tmp_path, 2)
-  (tmp_path / name).write_text(damage, newline='')
-  with pytest.raises(UserError, match='another version') as raised:
+  header = (tmp_path / name).read_text().splitlines()[0]
+  whole = damage if damage.startswith('policy') else f'{header}\r\n{damage}'
+  (tmp_path / name).write_text(whole, newline='')
+  with pytest.raises(UserError, match='another version, or damaged') as raised:
     opened(tmp_path)
   assert name in raised.value.where
 
 
-def test_a_line_that_is_none_is_named(tmp_path):
-  fill(tmp_path, 2)
-  with (tmp_path / RUNS).open('ab') as file:
-    file.write(b'plain,x\r\n')
-  with pytest.raises(UserError, match='damaged'):
+def test_a_config_that_is_not_json_is_refused(tmp_path):
+  fill(tmp_path, 1)
+  (tmp_path / 'config.json').write_text('{')
+  with pytest.raises(UserError, match='must be JSON'):
     opened(tmp_path)
