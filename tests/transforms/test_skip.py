@@ -101,7 +101,6 @@ def chains():
 
   return {
     **{name: ending(make(0.1)) for name, make in ROW_OPTIMIZERS.items()},
-    'adam': ending(optax.adam(0.1)),
     'adamw': ending(optax.adamw(0.1)),
     'momentum': ending(optax.sgd(0.1, momentum=0.9)),
     'muon': ending(optax.contrib.muon(0.1)),
@@ -187,22 +186,10 @@ def test_a_row_whose_target_drifts_wakes():
   assert stale[80].all()
 
 
-TARGETS = {
-  'a vector': (np.array([-1.0, 10, 1]), np.array([1.0, -1, 1])),
-  'a matrix': (np.zeros((2, 2)), np.array([[3.0, -2], [1, 4]])),
-  'both': (
-    (np.zeros(3), np.zeros((2, 2))),
-    (np.array([1.0, -1, 2]), np.array([[3.0, -2], [1, 4]])),
-  ),
-}
-
-
-@pytest.mark.parametrize('name', TARGETS)
-def test_skipping_ends_where_training_without_it_does(name):
+def test_skipping_ends_where_training_without_it_does():
   tx = optax.chain(optax.adam(0.05), skip_stale(1e-4, every=50, window=10))
-  rows, target = (
-    jax.tree.map(lambda x: x.astype(np.float32), x) for x in TARGETS[name]
-  )
+  rows = np.zeros(3, np.float32), np.zeros((2, 2), np.float32)
+  target = np.float32([1, -1, 2]), np.float32([[3, -2], [1, 4]])
 
   @jax.jit
   def trained(rows, target):
@@ -210,17 +197,15 @@ def test_skipping_ends_where_training_without_it_does(name):
       rows, state = carry
       grads = jax.tree.map(jnp.subtract, rows, target)
       updates, state = tx.update(grads, state, rows)
-      return (optax.apply_updates(rows, updates), state), optax.tree.get(
-        state, 'stale'
-      )
+      stale = optax.tree.get(state, 'stale')
+      return (optax.apply_updates(rows, updates), state), stale
 
     return jax.lax.scan(step, (rows, tx.init(rows)), length=2000)
 
   (rows, _), stale = device_get(trained(*jax.device_put((rows, target))))
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, atol=3e-3), rows, target
-  )
-  assert all(0.1 < leaf.mean() < 0.9 for leaf in jax.tree.leaves(stale))
+  for found, expected in zip(rows, target, strict=True):
+    np.testing.assert_allclose(found, expected, atol=3e-3)
+  assert all(0.1 < leaf.mean() < 0.9 for leaf in stale)
 
 
 @pytest.mark.parametrize('scan', [False, True])
