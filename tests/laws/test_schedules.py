@@ -21,7 +21,6 @@ from tests.support.schedule_bench import (
   examples,
   facts,
   HOT_ROWS,
-  in_time,
   ROWS,
   run,
   same,
@@ -35,6 +34,7 @@ from tests.support.schedule_draws import (
   IN_ORDER,
   SOME,
 )
+from tests.support.watchdog import watchdog
 
 every_schedule = pytest.mark.parametrize('name', SCHEDULES)
 
@@ -204,9 +204,8 @@ def test_prefetching_changes_nothing_and_ends(
   direct = run(stream(), spec, most=60)
   placed = (PLACEMENTS | {'cached': cached(5, look_ahead=ahead)})[placement]
   workers = data.draw(st.integers(1, 4))
-  emitted, rows = in_time(
-    lambda: planned(stream(), spec, placed, depth, workers)
-  )
+  with watchdog():
+    emitted, rows = planned(stream(), spec, placed, depth, workers)
   if direct.error is None:
     assert same(emitted, direct.emitted)
     assert rows.tobytes() == direct.rows.tobytes()

@@ -149,21 +149,6 @@ def test_weights_of_one_are_no_weights():
     assert_same_bits(bits(weighted, weights), plain)
 
 
-@pytest.mark.parametrize('pooling', ['mean', 'sqrtn'])
-def test_weights_that_sum_to_nothing_embed_to_zero_and_learn_nothing(pooling):
-  rows = np.ones((3, DIM), np.float32)
-  weights = np.array([[0, 0], [3, -3], [0.1, -0.1]], np.float32)
-  if pooling == 'sqrtn':
-    weights[1:] = 0
-  inverse = np.array([[0, 1], [1, 2], [2, 0]], np.int32)
-  features = (('f', Feature('t', pooling, 2, True)),)
-  cotangents = {'f': np.ones((3, DIM), np.float32)}
-  rows, inverse, *rest = jax.device_put((rows, inverse, weights, cotangents))
-  found, gradient = jax.device_get(both(rows, inverse, features, *rest))
-  assert not found['f'].any()
-  assert not gradient.any()
-
-
 def test_names_keep_the_order_of_the_features():
   names = ['z', 'a', 'm']
   features = {name: Feature('t') for name in names}

@@ -167,28 +167,6 @@ def test_padding_before_all_else_leaves_the_initial_statistics():
   np.testing.assert_allclose(normalization.predict(x), x, rtol=1e-5)
 
 
-def test_scale_of_the_weights_changes_nothing():
-  one, other = Normalization('batch'), Normalization('batch')
-  for seed in range(5):
-    x, weights = draw(seed)
-    # By a power of two, so that not even rounding differs.
-    np.testing.assert_array_equal(
-      one.train(x, weights), other.train(x, weights * 16)
-    )
-  np.testing.assert_array_equal(one.predict(x), other.predict(x))
-
-
-def test_an_example_of_weight_two_is_an_example_twice():
-  x, _ = draw()
-  once, twice = Normalization('batch'), Normalization('batch')
-  weights = np.ones(EXAMPLES, np.float32)
-  weights[:10] = 2
-  once.train(x, weights)
-  repeated = np.concatenate([x, x[:10]])
-  twice.train(repeated, np.ones(EXAMPLES + 10, np.float32))
-  np.testing.assert_allclose(once.predict(x), twice.predict(x), atol=1e-5)
-
-
 def test_running_statistics_are_those_of_all_examples_discounted():
   """From the first step on; batches of any size and weight."""
   normalization, seen = Normalization('batch'), []
@@ -205,27 +183,6 @@ def test_running_statistics_are_those_of_all_examples_discounted():
     stats = normalization.stats()
     np.testing.assert_allclose(stats['mean'], mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(stats['var'], var, rtol=1e-4, atol=1e-5)
-
-
-def test_thinned_examples_leave_the_statistics_of_all():
-  """Kept with probability p and weight 1/p, they stand for the others."""
-  rng = np.random.default_rng(0)
-  thinned, plain = Normalization('batch'), Normalization('batch')
-  for _ in range(200):
-    x = rng.normal(size=(512, WIDTH)).astype(np.float32)
-    x[:, 1] = np.exp(0.5 * x[:, 0])
-    keep = np.where(x[:, 0] > 0, 0.25, 1.0)  # what is kept is not like the rest
-    kept = rng.random(512) < keep
-    weights = np.where(kept, 1 / keep, 0).astype(np.float32)
-    thinned.train(x, weights)
-    plain.train(x, kept.astype(np.float32))
-  stats, biased = thinned.stats(), plain.stats()
-  expected = np.zeros(WIDTH), np.ones(WIDTH)
-  expected[0][1] = np.exp(1 / 8)
-  expected[1][1] = np.exp(1 / 2) - np.exp(1 / 4)
-  np.testing.assert_allclose(stats['mean'], expected[0], atol=0.03)
-  np.testing.assert_allclose(stats['var'], expected[1], atol=0.03)
-  assert biased['mean'][0] < -0.2
 
 
 def trainer_of(normalization='batch', **changes):

@@ -91,19 +91,6 @@ def test_loss_gradients_and_rows_of_a_step(
     np.testing.assert_allclose(after[i], oracle.step(i, row, g), **TOLERANCE)
 
 
-def test_rows_outside_the_batch_keep_their_bits():
-  trainer = make_parts(
-    small.recipe('lazy_adam'), PLACEMENTS['streamed'], small.DENSE
-  )
-  columns = small.columns(64)
-  before = trainer.engine.read_back()[0].rows.copy()
-  batches = planned(trainer, ColumnBatches(columns, 64), 0)
-  take_step(trainer, next(batches))
-  changed = (trainer.engine.read_back()[0].rows != before).any(axis=1)
-  assert set(np.flatnonzero(changed)) <= set(columns.lookups.ravel().tolist())
-  assert changed.sum() > 10
-
-
 def test_interaction_gradient_equals_the_derived_one():
   def derived(vectors):
     i, j = np.tril_indices(vectors.shape[1], -1)
