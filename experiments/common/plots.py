@@ -9,24 +9,28 @@ import numpy as np
 
 from experiments.common import page, report
 
+_TRAINED = 'million examples trained'
+
 
 def learning_curve(
   path: pathlib.Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]
 ) -> None:
   """Draws training loss and held-out AUC against examples trained."""
   figure, (left, right) = page.figure(3.8, width=10, ncols=2)
-  left.plot(*_points(lines, 'train', 'loss'), color=page.color('c0'))
-  left.set(title='training loss', ylabel='log loss')
+  color = page.color(0)
+  left.plot(*_points(lines, 'train', 'loss'), color=color)
+  left.set(title='training loss', xlabel=_TRAINED, ylabel='log loss')
   curve = _points(lines, 'eval', 'auc')
-  right.plot(*curve, color=page.color('c0'), marker='o', markersize=4)
+  right.plot(*curve, color=color, marker='o', markersize=4)
   bayes = summary['bayes_auc']
   if bayes is not None:
-    right.axhline(bayes, color=page.color('c1'), linestyle='--')
+    right.axhline(bayes, color=page.color(1), linestyle='--')
     words = f'Bayes AUC {bayes:.4f}'
     note(right, words, (0.98, bayes), xycoords=('axes fraction', 'data'))
-  end = report.auc(summary['auc'])
-  right.set(title=f'held-out AUC, {end} at the end', ylabel='AUC')
-  _write(figure, path, summary)
+  title = f'held-out AUC, {report.auc(summary["auc"])} at the end'
+  right.set(title=title, xlabel=_TRAINED, ylabel='AUC')
+  figure.suptitle(summary['data'], fontsize=9, color=page.color('muted'))
+  figure.savefig(path, dpi=130)
 
 
 def transfers(
@@ -34,14 +38,14 @@ def transfers(
 ) -> None:
   """Draws bytes moved per step against examples trained."""
   figure, (axis,) = page.figure(3.8, width=7)
-  for verb, color in (('loaded', 'c0'), ('stored', 'c1')):
+  for verb, style, color in (('loaded', '-', 'c0'), ('stored', '--', 'c1')):
     points = _points(lines, 'train', f'mb_{verb}_per_step')
-    style = '-' if verb == 'loaded' else '--'
     axis.plot(*points, style, color=page.color(color), label=verb)
-  axis.set(ylabel='MB per step')
+  axis.set(xlabel=_TRAINED, ylabel='MB per step')
   axis.set_ylim(bottom=0)
+  axis.set_title(summary['data'], fontsize=9, color=page.color('muted'))
   page.legend(figure)
-  _write(figure, path, summary)
+  figure.savefig(path, dpi=130)
 
 
 def note(axis: Any, words: str, at: tuple[Any, ...], **options: Any) -> None:
@@ -50,13 +54,6 @@ def note(axis: Any, words: str, at: tuple[Any, ...], **options: Any) -> None:
   look = {'ha': 'right', 'va': 'top', 'fontsize': 8}
   color = page.color('muted')
   axis.annotate(words, at, color=color, **place, **look, **options)
-
-
-def _write(figure: Any, path: pathlib.Path, summary: dict[str, Any]) -> None:
-  for axis in figure.axes:
-    axis.set_xlabel('million examples trained')
-  figure.suptitle(summary['data'], fontsize=9, color=page.color('muted'))
-  figure.savefig(path, dpi=130)
 
 
 def _points(

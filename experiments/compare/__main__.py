@@ -78,7 +78,7 @@ def main(config: ml_collections.ConfigDict) -> None:
 
 
 def _own_config(arguments: list[str]) -> list[str]:
-  """Returns the config for data of one's own, unless the arguments name one."""
+  """Returns the config for a user's data, unless the arguments name one."""
   own = any(re.match(r'--?own\b', word) for word in arguments)
   if not own or usage.config_flag(arguments) is not None:
     return []

@@ -1,6 +1,6 @@
 """Runs a comparison: its cells, one seed after the other, and the page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 import math
 import re
@@ -18,8 +18,7 @@ from experiments.common import (
   own,
   report,
 )
-from experiments.common.compiling import compiled
-from experiments.common.meter import Meter
+from experiments.common.meter import compiled, Meter
 from experiments.common.progress import Bar
 from experiments.common.workdir import folder, writable
 from experiments.compare import page
@@ -40,7 +39,6 @@ from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import HotRows
 
 SMALL = '_small'
@@ -79,9 +77,7 @@ class Case(NamedTuple):
 def cells(asked: Sequence[str], targets: Sequence[str]) -> list[Cell]:
   """Returns what is run for each seed: the plain run, then random, then others.
 
-  Args:
-    asked: policies. None means `ANCHORS`.
-    targets: shares of all examples to drop.
+  Without policies asked for, these are `ANCHORS`.
 
   Raises:
     UserError: a policy does not exist, or a target is not a share.
@@ -163,39 +159,34 @@ def compare(
   place = writable(str(folder(workdir, 'compare-')), '--workdir')
   again = cli.again(*([] if workdir else [f'--workdir={place}']))
   results = Results(place, config, longer=longer, own=function)
-  runs = [
-    (seed, cell)
-    for seed in range(config.seed, config.seed + seeds)
-    for cell in cells
+  numbers = range(config.seed, config.seed + seeds)
+  todo = [
+    (seed, c) for seed in numbers for c in cells if not results.has(seed, c)
   ]
-  todo = [run for run in runs if not results.has(*run)]
-  case = case_of(config, function, longer)
+  finished = seeds * len(cells) - len(todo)
+  make = functools.partial(case_of, function=function, longer=longer)
+  case = make(config)
   report.introduce(screen, case.data, place)
-  finished = len(runs) - len(todo)
   screen.print(
     f'{len(todo)} runs of {case.batches[0]:,} batches'
     + (f', {finished} are finished' if finished else ''),
     highlight=False,
   )
   try:
-    _run_all(screen, case, todo, results, function, longer)
+    for run in _runs(screen, case, todo, make):
+      results.add(*run)
   except KeyboardInterrupt:
-    finished = sum(results.has(*run) for run in runs)
+    finished += sum(results.has(*run) for run in todo)
     raise KeyboardInterrupt(
-      f'{finished} of {len(runs)} runs are finished, and this continues: '
-      f'{again}'
+      f'{finished} of {seeds * len(cells)} runs are finished, and this '
+      f'continues: {again}'
     ) from None
   title = re.sub(r', seed \d+$', '', case.data.name)
-  warning = 'SYNTHETIC DATA: its figures say nothing about real clicks.'
-  count = len({run.seed for run in results.runs})
-  about = (
-    f'{machine.in_words(machine.here(again))}; {len(results.runs)} runs, '
-    f'{count} seed{"s" * (count > 1)}'
-  )
+  about = f'{machine.in_words(machine.here(again))}; {len(results.runs)} runs'
   page.write(
     place,
     title,
-    '' if case.data.bayes_auc is None else warning,
+    case.data.bayes_auc is not None,
     results.runs,
     results.curve,
     about,
@@ -206,14 +197,13 @@ def compare(
   screen.print(f'written to {place}', highlight=False)
 
 
-def _run_all(
+def _runs(
   screen: Console,
   case: Case,
   todo: Sequence[tuple[int, Cell]],
-  results: Results,
-  function: str | None,
-  longer: float,
-) -> None:
+  make: Callable[..., Case],
+) -> Iterator[tuple[Run, list[Point]]]:
+  """Yields the runs to do. `make` makes the case of another seed's config."""
   total = sum(case.batches_of(cell) for _, cell in todo)
   before = 0
 
@@ -224,18 +214,18 @@ def _run_all(
     # Or the first run alone would pay for cold caches.
     skip = case.config.skip
     steps = skip.warm_up_batches + skip.window_batches + skip.settle_batches
-    short = min(steps + 20, case.batches[0]), min(steps + 20, case.batches[1])
+    plain, other = (min(steps + 20, most) for most in case.batches)
     for _, cell in (*todo[:1], *todo[-1:]):
-      measure(case._replace(batches=short), cell, lambda *_: None)
+      measure(case._replace(batches=(plain, other)), cell, lambda *_: None)
     for number, (seed, cell) in enumerate(todo, 1):
       words = f'run {number}/{len(todo)} {cell.policy} {cell.target:g}'
       bar.show(before, phase=words)
       if seed != case.config.seed:
         config = case.config.copy_and_resolve_references()
         config.seed = seed
-        case = case_of(config, function, longer, case)
+        case = make(config, before=case)
       run, points = measure(case, cell, tell)
-      results.add(run, points)
+      yield run, points
       before += case.batches_of(cell)
       screen.print(
         f'seed {seed}  {cell.policy} {cell.target:g}: '
@@ -251,33 +241,24 @@ def case_of(
   longer: float,
   before: Case | None = None,
 ) -> Case:
-  """Returns the case of the config's seed.
-
-  Args:
-    config: a config that skips.
-    function: name of a user's function that makes data, and maybe a model.
-    longer: batches that runs which drop read, over those of a plain run.
-    before: the case of another seed, whose programs are reused.
+  """Returns the case of the config's seed, with the programs of `before`.
 
   Raises:
     UserError: bad settings or data, or no such function.
   """
-  if function:
-    data, model = _own(function, config)
-  else:
-    data, model = datasets.dataset(config), None
+  data, model = (
+    _own(function, config) if function else (datasets.dataset(config), None)
+  )
   plain = build.total_steps(config, data)
   batches = plain, max(1, round(longer * plain))
   if before is not None:
     recipes = before.recipes
   else:
-    # Runs of one length share a recipe, which is then compiled once.
+    changes = {} if model is None else {'model': model}
     first, other = (
-      build.recipe(config, data, steps)._replace(
-        **{} if model is None else {'model': model}
-      )
-      for steps in batches
+      build.recipe(config, data, steps)._replace(**changes) for steps in batches
     )
+    # Runs of one length share a recipe, which is then compiled once.
     recipes = first, first if batches[0] == batches[1] else other
   hot = build.hot(config, data, recipes[0])
   programs = tuple(map(compiled_of, recipes))
@@ -287,9 +268,8 @@ def case_of(
 def _own(name: str, config: ml_collections.ConfigDict) -> tuple[Dataset, Any]:
   """Returns the data set, and maybe the model, of a user's function."""
   result = own.called(name, config, '--own')
-  data, model = (
-    result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-  )
+  is_pair = isinstance(result, tuple) and len(result) == 2
+  data, model = result if is_pair else (result, None)
   if not isinstance(data, Dataset):
     raise UserError(
       'the function that --own names must return a Dataset, or one and a model',
@@ -312,12 +292,27 @@ def measure(case: Case, cell: Cell, tell: Tell) -> tuple[Run, list[Point]]:
   trainer = build.trainer(config, case.data, recipe, case.hot)
   meter = Meter(trainer.engine.counters)
   most = build.most_steps(config, case.data, batches)
+  some = math.ceil(config.eval.curve_examples / config.eval.batch_size)
   points: list[Point] = []
   hot_share = None
+
+  def has_read(examples: float) -> bool:
+    return trainer.engine.counters.examples_seen >= examples
+
+  def scored(batches: int | None) -> Metrics:
+    return evaluate(trainer, case.data.test(config.eval.batch_size), batches)
+
+  def add_point(number: int, at: Metrics) -> None:
+    counters = trainer.engine.counters
+    counts = counters.examples_seen, counters.examples_trained
+    figures = meter.seconds, _known(at.auc), at.log_loss
+    points.append(Point(*cell, config.seed, number, *counts, *figures))
+
   with build.batches(config, trainer, case.data, batches) as planned:
     for number in range(1, POINTS + 1):
-      mark = batches * size * number // POINTS if number < POINTS else None
-      begun, stop = meter.step, functools.partial(_has_read, trainer, mark)
+      mark = batches * size * number // POINTS
+      stop = functools.partial(has_read, mark if number < POINTS else math.inf)
+      begun = meter.step
       meter.start()
       for at in train(trainer, planned, most - begun, stop):
         meter.add(at)
@@ -326,68 +321,28 @@ def measure(case: Case, cell: Cell, tell: Tell) -> tuple[Run, list[Point]]:
           facts = report.rates(meter.line())[:2]
           tell(at.counters.examples_seen // size, *facts)
       meter.stop()
-      if mark is not None and meter.step > begun:
-        scored = _scored(case, trainer, some=True)
-        points.append(_point(case, cell, number, trainer, meter, scored))
-    choosing = planned.seconds_choosing if cell.policy != PLAIN else 0.0
-  metrics = _scored(case, trainer)
-  some = metrics  # a learning curve's end is scored as its other points are
-  if metrics.examples > _batches(config) * config.eval.batch_size:
-    some = _scored(case, trainer, some=True)
-  points.append(_point(case, cell, POINTS, trainer, meter, some))
+      if number < POINTS and meter.step > begun:
+        add_point(number, scored(some))
+  metrics = scored(None)
+  # A learning curve ends with a score like those of its other points.
+  is_all = metrics.examples <= some * config.eval.batch_size
+  add_point(POINTS, metrics if is_all else scored(some))
   counters = trainer.engine.counters._asdict()
-  measured = {key: x for key, x in counters.items() if key in Run._fields}
   run = Run(
     *cell,
-    **measured,
+    **{key: count for key, count in counters.items() if key in Run._fields},
     seed=config.seed,
     batches=batches,
     steps=meter.step,
     examples_hot=hot_share,
     seconds=meter.seconds,
-    seconds_choosing=choosing,
+    seconds_choosing=planned.seconds_choosing if cell.target else 0.0,
     auc=_known(metrics.auc),
     log_loss=metrics.log_loss,
     calibration=metrics.calibration,
     test_examples=metrics.examples,
   )
   return run, points
-
-
-def _has_read(trainer: TrainerParts, mark: int | None) -> bool:
-  """Whether the trainer has read that many examples of the source."""
-  return mark is not None and trainer.engine.counters.examples_seen >= mark
-
-
-def _batches(config: ml_collections.ConfigDict) -> int:
-  """Test batches that a point of a learning curve is scored on."""
-  return math.ceil(config.eval.curve_examples / config.eval.batch_size)
-
-
-def _scored(case: Case, trainer: TrainerParts, some: bool = False) -> Metrics:
-  source = case.data.test(case.config.eval.batch_size)
-  return evaluate(trainer, source, _batches(case.config) if some else None)
-
-
-def _point(
-  case: Case,
-  cell: Cell,
-  number: int,
-  trainer: TrainerParts,
-  meter: Meter,
-  metrics: Metrics,
-) -> Point:
-  counters = trainer.engine.counters
-  return Point(
-    *cell,
-    case.config.seed,
-    number,
-    counters.examples_seen,
-    counters.examples_trained,
-    meter.seconds,
-    _known(metrics.auc),
-    metrics.log_loss,
-  )
 
 
 def _known(auc: float | None) -> float:

@@ -1,6 +1,7 @@
 """Writes what a comparison found: a page, and a picture."""
 
 from collections.abc import Mapping, Sequence
+import math
 import pathlib
 from typing import Any
 
@@ -81,7 +82,7 @@ _EARLY = 'plain run, stopped after as many examples'
 def write(
   folder: pathlib.Path,
   data: str,
-  warning: str,
+  synthetic: bool,
   runs: Sequence[Run],
   curve: Sequence[Point],
   about: str,
@@ -92,7 +93,7 @@ def write(
   Args:
     folder: where to write.
     data: the name of the data set.
-    warning: a sentence that nobody may miss, or ''.
+    synthetic: whether it is made up.
     runs: the finished runs.
     curve: the points of their learning curves.
     about: what was run, where and when.
@@ -104,8 +105,11 @@ def write(
     groups.setdefault(row['target'], []).append(row)
   plain = [_cells(row, _PLAIN) for row in groups.pop(0.0, [])]
   pictures = _pictures(rows, runs, curve)
-  if pictures:
-    pictures[0].figure.savefig(folder / PICTURE, dpi=180)
+  if pictures:  # the file alone must say what data it is of
+    figure = pictures[0].figure
+    title = figure.axes[0].set_title(data, color=page.color('muted'))
+    figure.savefig(folder / PICTURE, dpi=180)
+    title.set_text('')
   settings = [
     {'key': f'config.{key}', 'value': str(value)}
     for key, value in keys_of(config)
@@ -123,7 +127,9 @@ def write(
       page.Section('How to read this', [_NOTES]),
       page.Section('Settings', [page.Table('', settings)]),
     ],
-    warning,
+    'SYNTHETIC DATA: its figures say nothing about real clicks.'
+    if synthetic
+    else '',
     about,
   )
 
@@ -184,7 +190,6 @@ def _pictures(
   if not known:
     return []
   targets = sorted({row['target'] for row in known})
-  # As much of the plain run's curve as the other runs can be compared with.
   plain = Cell(PLAIN, 0.0)
   early = mean_curve(runs, curve, plain, 'examples_trained')
   cost = _cost_at_targets if len(targets) > 1 else _cost_at_target
@@ -198,10 +203,10 @@ def _pictures(
   ]
   if curve:
     target = targets[len(targets) // 2]
-    names = [row['policy'] for row in known if row['target'] == target]
+    cells = [Cell(r['policy'], target) for r in known if r['target'] == target]
     curves = {
       cell.policy: mean_curve(runs, curve, cell, 'seconds')
-      for cell in (plain, *(Cell(name, target) for name in names))
+      for cell in (plain, *cells)
     }
     pictures.append(
       page.Picture(
@@ -224,35 +229,40 @@ def _look(policy: str) -> dict[str, Any]:
   return {'color': color, 'linestyle': style, 'linewidth': width}
 
 
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+  """Returns the ends of an axis. Intervals and early points may exceed it."""
+  known = [0.0, *(value for value in values if math.isfinite(value))]
+  margin = 0.08 * (max(known) - min(known)) + 1e-4
+  return min(known) - margin, max(known) + margin
+
+
 def _cost_at_target(
   rows: Sequence[dict[str, Any]], early: Sequence[tuple[float, float]]
 ) -> Any:
   """Draws a bar for each policy, the one that loses least on top."""
   rows = sorted(rows, key=lambda row: float(row['AUC lost'].mean), reverse=True)
   figure, (axis,) = page.figure(1.1 + 0.32 * len(rows))
+  ink, ends = page.color('ink'), []
   for place, row in enumerate(rows):
-    lost = row['AUC lost']
-    color = _look(row['policy'])['color']
+    lost, color = row['AUC lost'], _look(row['policy'])['color']
     axis.barh(place, lost.mean, 0.68, color=color)
+    ends.append(lost.mean)
     if lost.high is not None:
-      ends = [lost.low, lost.high]
-      axis.plot(ends, [place, place], color=page.color('ink'), linewidth=1)
+      axis.plot([lost.low, lost.high], [place] * 2, color=ink, linewidth=1)
     if early:
       spent, differences = zip(*early, strict=True)
-      there = -np.interp(row['examples trained'].mean, spent, differences)
-      axis.plot(
-        [there] * 2,
-        [place - 0.42, place + 0.42],
-        color=page.color('ink'),
-        linewidth=2.2,
-        label=None if place else _EARLY,
-      )
+      ends.append(-np.interp(row['examples trained'].mean, spent, differences))
+      edges = [place - 0.42, place + 0.42]
+      label = None if place else _EARLY
+      axis.plot(ends[-1:] * 2, edges, color=ink, linewidth=2.2, label=label)
   axis.axvline(0, color=page.color('muted'), linewidth=1)
+  dropped = (percent(row['dropped'].mean) for row in rows)
   names = [
-    f'{row["policy"]}, {row["dropped"].mean:.0%} dropped' for row in rows
+    f'{row["policy"]}, {share} dropped'
+    for row, share in zip(rows, dropped, strict=True)
   ]
   axis.set_yticks(range(len(rows)), names)
-  axis.set(xlabel='AUC lost')
+  axis.set(xlabel='AUC lost', xlim=_limits(ends))
   axis.grid(visible=False, axis='y')
   if early:
     page.legend(figure)
@@ -269,25 +279,20 @@ def _cost_at_targets(
     shares = 100 * (1 - spent / spent[-1])
     axis.plot(shares, -differences, label=_EARLY, **_look(PLAIN))
   for name in dict.fromkeys(row['policy'] for row in rows):
-    points = sorted(
-      (100 * row['dropped'].mean, *row['AUC lost'][:3])
-      for row in rows
-      if row['policy'] == name
-    )
-    look = _look(name)
-    shares, means, *_ = zip(*points, strict=True)
-    axis.plot(shares, means, marker='o', markersize=4, label=name, **look)
-    for share, _, low, high in points:
-      if low is not None:
-        axis.plot([share] * 2, [low, high], color=look['color'], linewidth=0.9)
-  most = 106 * max(row['dropped'].mean for row in rows)
-  lost = [0.0, *(row['AUC lost'].mean for row in rows)]
-  margin = 0.1 * (max(lost) - min(lost)) + 1e-4
+    group = [row for row in rows if row['policy'] == name]
+    group.sort(key=lambda row: float(row['dropped'].mean))
+    xs, look = [100 * row['dropped'].mean for row in group], _look(name)
+    ys = [row['AUC lost'].mean for row in group]
+    axis.plot(xs, ys, marker='o', markersize=4, label=name, **look)
+    for x, row in zip(xs, group, strict=True):
+      if row['AUC lost'].high is not None:
+        ends = row['AUC lost'][1:3]
+        axis.plot([x] * 2, ends, color=look['color'], linewidth=0.9)
   axis.set(
     xlabel='examples dropped, %',
     ylabel='AUC lost',
-    xlim=(0, most),
-    ylim=(min(lost) - margin, max(lost) + margin),  # the plain run may leave it
+    xlim=(0, 106 * max(row['dropped'].mean for row in rows)),
+    ylim=_limits([row['AUC lost'].mean for row in rows]),
   )
   axis.axhline(0, color=page.color('muted'), linewidth=1)
   page.legend(figure, columns=2)
@@ -303,12 +308,12 @@ def _learning(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
       seconds, differences = zip(*points, strict=True)
       axis.plot(seconds, differences, label=name, **_look(name))
       heights += differences[len(points) // 3 :]
-  margin = 0.06 * (max(*heights, 0) - min(heights)) + 1e-5
   axis.set(
     xlabel='seconds of training',
     ylabel="AUC less the plain run's last",
-    ylim=(min(heights) - margin, max(*heights, 0) + margin),
+    ylim=_limits(heights),
   )
   axis.axhline(0, color=page.color('muted'), linewidth=1)
-  page.legend(figure)
+  if heights:
+    page.legend(figure)
   return figure

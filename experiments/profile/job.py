@@ -46,7 +46,7 @@ from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer_parts import planned
 from slipstream_jax.types import Lookups
 
-_FOLLOWED = 2_000_000  # rows; of more, curves follow a sample
+_FOLLOWED = 2_000_000  # rows: curves follow a sample of more
 _MARKS = {'lru': ('s', 'c0'), 'lfu': ('^', 'c2'), 'look_ahead': ('o', 'c1')}
 _TABLES_SHOWN = 6
 
@@ -80,28 +80,27 @@ def profile(
   with Bar(screen, None, 'batch', 'sampling') as bar:
     sample = _sample(config, data, need.num_rows, steps, bar)
     bar.begin('hit rates', 1, 'curve')
-    curves = _curves(sample, recipe.tables.offsets)
+    lru, pinned = _curves(sample, recipe.tables.offsets)
     bar.begin('placements', unit='placement')
     predictions = []
     for prediction in predict(sample, need, device_bytes):
       predictions.append(prediction)
       bar.show(len(predictions), f'{prediction.placement} {prediction.policy}')
   picked = recommend(predictions, device_bytes)
-  tiers = tiers_of(picked, need, curves['LRU'], host_bytes)
+  tiers = tiers_of(picked, need, lru, host_bytes)
   screen.print(table(predictions, picked, device_bytes))
   screen.print(
     f'for {report.size(device_bytes)} of device memory: '
-    f'{_keys(picked, need.row, sample.look_ahead)}\n'
+    f'{_keys(picked, tiers, need.row, sample.look_ahead)}\n'
     f'which moves {report.size(picked.bytes_moved)} per step in the long run '
-    f'and keeps {report.size(picked.device_bytes)} on the device\n'
-    f'{_store_keys(tiers)}',
+    f'and keeps {report.size(picked.device_bytes)} on the device',
     highlight=False,
   )
   if tiers.disk_bytes:
     title = f'on a disk: {tiers.rows_read:,.0f} rows read per step'
-    rows = _tier_rows(tiers, data.sizes, curves['LRU'].lookups)
+    rows = _tier_rows(tiers, data.sizes, lru.lookups)
     screen.print(report.table(title, rows))
-  drawn = _drawn(curves, predictions, [*data.sizes], sample.largest)
+  drawn = _drawn(lru, pinned, predictions, [*data.sizes], sample.largest)
   drawn.savefig(workdir / 'hit_rate.png', dpi=130)
   figures: dict[str, Any] = {
     'data': data.name,
@@ -197,13 +196,15 @@ def _shown(source: BatchSource, bar: Bar) -> Iterator[Lookups]:
     bar.show(number + 1)
 
 
-def _curves(sample: Sample, starts: np.ndarray) -> dict[str, Curve]:
+def _curves(sample: Sample, starts: np.ndarray) -> tuple[Curve, Curve]:
+  """Returns the curves of LRU, and of the most popular rows."""
   grid = capacity_grid(int(starts[-1]))
   rate = min(1.0, _FOLLOWED / max(len(sample.popular.rows), 1))
-  popular, batches = sample.popular, sample.batches
-  lru = lru_curve(batches, starts, grid, first=popular.rows, sample_rate=rate)
-  pinned = static_curve(batches, starts, grid, popular)
-  return {'LRU': lru, 'most popular, pinned': pinned}
+  batches, popular = sample.batches, sample.popular
+  return (
+    lru_curve(batches, starts, grid, first=popular.rows, sample_rate=rate),
+    static_curve(batches, starts, grid, popular),
+  )
 
 
 def _check(
@@ -280,24 +281,23 @@ def outcome_table(picked: Prediction, outcome: Mapping[str, float]) -> Table:
   return report.table(f'{outcome["steps"]} steps of training', rows)
 
 
-def _keys(picked: Prediction, row_bytes: int, look_ahead: int) -> str:
-  """Returns the config keys of a placement."""
-  keys = f'--config.placement={picked.placement}'
+def _keys(
+  picked: Prediction, tiers: Tiers, row_bytes: int, look_ahead: int
+) -> str:
+  """Returns what a command line says for a placement and the store below it."""
+  keys: dict[str, Any] = {'placement': picked.placement}
   if picked.placement == 'cached':
-    keys += f' --config.cache.capacity={picked.rows}'
-    keys += f' --config.cache.eviction={picked.policy}'
+    keys |= {'cache.capacity': picked.rows, 'cache.eviction': picked.policy}
   if picked.policy == 'look_ahead':
-    keys += f' --config.cache.look_ahead_batches={look_ahead}'
+    keys['cache.look_ahead_batches'] = look_ahead
   if picked.placement == 'pinned':
-    keys += f' --config.hot.bytes={picked.rows * row_bytes}'
-  return keys + ' --config.skip.mode=off'  # skipping changes what is moved
-
-
-def _store_keys(tiers: Tiers) -> str:
-  keys = f'--config.store.kind={tiers.store}'
+    keys['hot.bytes'] = picked.rows * row_bytes
+  keys |= {'skip.mode': 'off', 'store.kind': tiers.store}  # skipping moves more
   if tiers.store == 'tiered':
-    keys += f' --config.store.dram_bytes={tiers.dram_bytes}'
-  return keys + (' --config.store.path=FOLDER' if tiers.disk_bytes else '')
+    keys['store.dram_bytes'] = tiers.dram_bytes
+  if tiers.disk_bytes:
+    keys['store.path'] = 'FOLDER'
+  return ' '.join(f'--config.{key}={value}' for key, value in keys.items())
 
 
 def _tier_rows(
@@ -313,41 +313,37 @@ def _tier_rows(
 
 
 def _drawn(
-  curves: Mapping[str, Curve],
+  lru: Curve,
+  pinned: Curve,
   predictions: Sequence[Prediction],
   names: Sequence[str],
   largest: int,
 ) -> Any:
   """Draws hit rate against capacity, of all tables and of the busiest ones."""
   figure, (left, right) = page.figure(4.4, width=11, ncols=2, sharey=True)
-  for (name, curve), line in zip(curves.items(), ('-', '--'), strict=True):
-    rate, color = 100 * curve.hit_rate, page.color('ink')
-    left.plot(curve.capacities, rate, line, color=color, label=name)
+  ink, muted = page.color('ink'), page.color('muted')
+  left.plot(lru.capacities, 100 * lru.hit_rate, color=ink, label='LRU')
+  rate = 100 * pinned.hit_rate
+  left.plot(
+    pinned.capacities, rate, '--', color=ink, label='most popular, pinned'
+  )
   for policy, (mark, color) in _MARKS.items():
-    points = [
-      (p.rows, 100 * p.hit_rate) for p in predictions if p.policy == policy
-    ]
-    xs, ys = zip(*points, strict=True)
-    look = {'color': page.color(color), 'markerfacecolor': 'none'}
+    points = [p for p in predictions if p.policy == policy]
+    xs, ys = [p.rows for p in points], [100 * p.hit_rate for p in points]
+    look = {'color': page.color(color), 'fillstyle': 'none'}
     left.plot(xs, ys, mark, label=f'cached, {policy} (planned)', **look)
-  curve = curves['LRU']
-  missed = curve.lookups - curve.hits[:, len(curve.capacities) // 2]
+  missed = lru.lookups - lru.hits[:, len(lru.capacities) // 2]
   busiest = np.argsort(-missed)[:_TABLES_SHOWN]
   for number, t in enumerate(busiest):
-    rate = 100 * curve.hits[t] / max(curve.lookups[t], 1)
+    rate = 100 * lru.hits[t] / max(lru.lookups[t], 1)
     color = page.color(number)
-    right.plot(curve.capacities, rate, color=color, label=names[t])
+    right.plot(lru.capacities, rate, color=color, label=names[t])
   left.set(title='all tables', ylabel='lookups found on the device, %')
   right.set(title=f'the {len(busiest)} tables that miss most, LRU')
   for axis in (left, right):
-    axis.axvspan(
-      curve.capacities[0],
-      largest,
-      color=page.color('muted'),
-      alpha=0.15,
-      linewidth=0,
-      label='less than a batch' if axis is left else None,
-    )
+    label = 'less than a batch' if axis is left else None
+    edges = lru.capacities[0], largest
+    axis.axvspan(*edges, color=muted, alpha=0.15, linewidth=0, label=label)
     page.log_axis(axis.xaxis)
     axis.set(xlabel='rows that the device keeps', ylim=(0, 101))
     axis.legend(frameon=False, fontsize=8, loc='lower right')

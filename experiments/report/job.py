@@ -9,6 +9,7 @@ import statistics
 from typing import Any, NamedTuple
 
 import ml_collections
+import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -18,15 +19,15 @@ from experiments.common.usage import keys_of
 from experiments.common.workdir import writable
 from slipstream_jax.errors import UserError
 
+_MOVED = ('mb_loaded_per_step', 'mb_stored_per_step')
 _CURVES = (
-  ('train', 'loss', 'Training loss', 'log loss'),
-  ('eval', 'auc', 'Held-out AUC', 'AUC'),
-  ('eval', 'log_loss', 'Held-out log loss', 'log loss'),
-  ('train', 'examples_per_s', 'Speed', 'examples per second'),
-  ('train', 'mb_loaded_per_step', 'Loaded', 'MB per step'),
-  ('train', 'mb_stored_per_step', 'Stored', 'MB per step'),
+  ('Training loss', 'train', ('loss',), 'log loss'),
+  ('Held-out AUC', 'eval', ('auc',), 'AUC'),
+  ('Held-out log loss', 'eval', ('log_loss',), 'log loss'),
+  ('Speed', 'train', ('examples_per_s',), 'thousand examples per second'),
+  ('Loaded and stored', 'train', _MOVED, 'MB per step'),
 )
-"""Kind and key of a line of the metrics, title of its picture, and its axis."""
+"""Title of a picture, kind and keys of lines of the metrics, and its axis."""
 
 
 class Recorded(NamedTuple):
@@ -213,23 +214,27 @@ def _side_by_side(summaries: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     | {name: report.text(key, own.get(key)) for name, own in summaries.items()}
     for key in dict.fromkeys(itertools.chain(*summaries.values()))
     if any(own.get(key) is not None for own in summaries.values())
+    and key != 'data'
   ]
 
 
 def _pictures(runs: Sequence[Recorded]) -> list[page.Picture]:
   """Returns the curves of which any run has a point."""
   pictures = []
-  for kind, key, title, unit in _CURVES:
-    curves = {run.name: [*_points(run, kind, key)] for run in runs}
+  for title, kind, keys, unit in _CURVES:
+    curves = {run.name: [*_points(run, kind, keys)] for run in runs}
     if not any(curves.values()):
       continue
     figure, (axis,) = page.figure(3.2)
     for number, (name, points) in enumerate(curves.items()):
       xs, ys = zip(*points, strict=True) if points else ((), ())
       mark, color = '-o' if kind == 'eval' else '-', page.color(number)
-      axis.plot(xs, ys, mark, color=color, markersize=3, label=name)
+      scale = 1000 if title == 'Speed' else 1
+      axis.plot(
+        xs, np.divide(ys, scale), mark, color=color, markersize=3, label=name
+      )
     axis.set(xlabel='million examples trained', ylabel=unit)
-    if key not in ('loss', 'auc', 'log_loss'):
+    if title in ('Speed', 'Loaded and stored'):
       axis.set_ylim(bottom=0)
     page.legend(figure, columns=2)
     pictures.append(page.Picture(title, figure))
@@ -237,9 +242,9 @@ def _pictures(runs: Sequence[Recorded]) -> list[page.Picture]:
 
 
 def _points(
-  run: Recorded, kind: str, key: str
+  run: Recorded, kind: str, keys: Sequence[str]
 ) -> Iterator[tuple[float, float]]:
-  """Yields million examples trained and a value, for each line that has both.
+  """Yields million examples trained, and the sum of the keys of a line.
 
   Leaves out training lines that average far fewer steps than others, as the
   last one may. They would look like spikes.
@@ -249,6 +254,6 @@ def _points(
   taken = [b - a for a, b in itertools.pairwise(steps)]
   usual = statistics.median(taken) if taken else 0
   for line, count in zip(lines, taken, strict=True):
-    short = kind == 'train' and count < usual / 2
-    if line.get(key) is not None and not short:
-      yield line['examples_trained'] / 1e6, line[key]
+    values = [line.get(key) for key in keys]
+    if None not in values and (kind == 'eval' or count > usual / 2):
+      yield line['examples_trained'] / 1e6, sum(x or 0.0 for x in values)

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import math
 import statistics
 
 import pytest
@@ -18,7 +19,7 @@ TITLE, ABOUT = 'a log of <clicks>', 'compare --own=x:<y>; 2 cores'
 
 
 def write(folder, runs, curve):
-  page.write(folder, TITLE, 'SYNTHETIC', runs, curve, ABOUT, smoke())
+  page.write(folder, TITLE, True, runs, curve, ABOUT, smoke())
   return assert_complete((folder / page.HTML).read_text())
 
 
@@ -88,9 +89,9 @@ def test_the_share_of_randoms_loss_follows_from_the_file(folder, parsed):
 
 
 def test_the_page_has_all_policies_and_settings(folder, parsed):
-  assert {'SYNTHETIC', ABOUT, f'What dropping costs: {TITLE}'} <= {
-    *parsed.words
-  }
+  warning = 'SYNTHETIC DATA: its figures say nothing about real clicks.'
+  title = f'What dropping costs: {TITLE}'
+  assert {warning, ABOUT, title} <= {*parsed.words}
   settings = parsed.frame('Settings', '')
   assert settings['config.data.batch_size']['value'] == '256'
   for target in ('20%', '40%', '60%'):
@@ -106,8 +107,18 @@ def test_a_page_of_one_target_has_bars(count, has_curve, tmp_path):
   parsed = write(tmp_path, runs, curve)
   assert len(page.overview(runs, curve)) == count
   assert (tmp_path / page.PICTURE).exists() == (count > 1)
-  bars = {f'{run.policy}, {run.dropped:.0%} dropped' for run in runs[1:]}
+  bars = {f'{run.policy}, {run.dropped:.1%} dropped' for run in runs[1:]}
   assert bars <= {*parsed.words}
+
+
+def test_a_page_without_a_known_auc_has_no_picture(tmp_path):
+  runs, curve = drawn.comparison(2)
+  runs = [run._replace(auc=math.nan) for run in runs]
+  write(tmp_path, runs, curve)
+  assert not (tmp_path / page.PICTURE).exists()
+  runs, curve = drawn.comparison(2)
+  write(tmp_path, runs, [point._replace(auc=math.nan) for point in curve])
+  assert (tmp_path / page.PICTURE).exists()
 
 
 def test_random_and_surprise_have_colors_of_their_own():
