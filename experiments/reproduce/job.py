@@ -60,7 +60,7 @@ def reproduce(asked: Asked, workdir: pathlib.Path, again: str) -> None:
       ) from None
     for model in models_of(results):
       if rows := overview(model):
-        title = f'{model.name}: time and bytes over those of Slipstream'
+        title = f'{model.short}: time and bytes over those of Slipstream'
         screen.print(report.table(title, rows))
     write(results)
     minutes = results.setting['minutes']
