@@ -31,16 +31,11 @@ def predict(
 ) -> None:
   """Scores a file of examples, or writes the rows of a table.
 
-  Args:
-    folder: of the run.
-    examples: the file to score.
-    table: the table whose rows are written. Give this or `examples`.
-    output: the file to write. None: predictions.csv, or TABLE.npz.
-    data_path: where the run's data are now. None: where they were.
-    step: of the checkpoint. None: the newest.
+  The arguments are those of the program.
 
   Raises:
-    UserError: see the program.
+    UserError: an argument is invalid, the run has no checkpoint, examples are
+      bad, or the output cannot be written. Nothing of it is then left.
   """
   if (examples is None) == (table is None):
     raise UserError(

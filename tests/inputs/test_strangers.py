@@ -156,7 +156,15 @@ SENTENCES = {
   'no batch size': (lambda: one(batch_size=None), 'got None (batches, batch_s'),
   'batches of none': (lambda: one(batch_size=0), 'at least one example'),
   'no epochs': (lambda: one(epochs=0), 'at least 1, got 0 (batches, epochs)'),
-  'a seed of text': (lambda: one(seed=-1), 'a seed must be'),
+  'epochs of a stream': (
+    lambda: batches(iter([]), epochs=2),
+    'got epochs=2',
+  ),
+  'a seed of a stream': (
+    lambda: batches(iter([]), seed=1),
+    'got seed=1',
+  ),
+  'a seed below 0': (lambda: one(seed=-1), 'a seed must be'),
   'too few': (
     lambda: next(
       batches(None, {'user': [1]}, batch_size=2, seed=0).bind(
