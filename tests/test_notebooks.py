@@ -1,10 +1,11 @@
-"""Notebooks run from top to bottom, and say what they are stored as saying."""
+"""Notebooks run from top to bottom, and print what they print as stored."""
 
 import pathlib
 import warnings
 
 import pytest
 
+from notebooks import repository
 from tests.support import programs
 
 nbformat = pytest.importorskip('nbformat')
@@ -16,6 +17,11 @@ NOTEBOOKS = sorted(
 
 def test_there_are_notebooks():
   assert NOTEBOOKS
+
+
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_names_the_repository(path):
+  assert path.read_text() == repository.written(path)
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)

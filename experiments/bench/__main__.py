@@ -26,8 +26,8 @@ from experiments.bench import link as bench_link
 from experiments.bench import products as bench_products
 from experiments.bench import rows as bench_rows
 from experiments.common import cli, datasets, errors, record, report
+from experiments.common.progress import Bar
 from experiments.common.workdir import writable
-from experiments.screen.bar import Bar
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.engine.planner import PlannedBatch

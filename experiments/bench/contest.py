@@ -17,7 +17,7 @@ import optax
 
 from experiments.bench import baselines as baselines
 from experiments.common import build
-from experiments.screen.bar import Bar
+from experiments.common.progress import Bar
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.models.layers import widths_to_logit

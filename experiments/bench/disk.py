@@ -12,7 +12,6 @@ import pathlib
 import tempfile
 
 from absl import flags
-import ml_collections
 
 from experiments.bench.cold import figures
 from experiments.common import cli, record, report
@@ -27,9 +26,8 @@ _PATH = flags.DEFINE_string('path', tempfile.gettempdir(), 'Folder to use.')
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')
 
 
-def main(config: ml_collections.ConfigDict) -> None:
+def main() -> None:
   """Measures and prints; writes the figures with --json."""
-  del config
   frame = list(figures(_ROWS.value, _DIM.value, _PATH.value))
   title = f'{_ROWS.value:,} rows of {4 * _DIM.value + 4} bytes, cold'
   report.console().print(report.table(title, frame))
@@ -38,4 +36,4 @@ def main(config: ml_collections.ConfigDict) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main, ml_collections.ConfigDict())
+  cli.run(main, config='none')

@@ -15,7 +15,7 @@ import ml_collections
 
 from experiments.bench import contest
 from experiments.common import build, cli, datasets, errors, report
-from experiments.screen.bar import Bar
+from experiments.common.progress import Bar
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer_parts import planned

@@ -18,8 +18,8 @@ import ml_collections
 from experiments.bench import budget
 from experiments.bench.contest import trainer_of
 from experiments.common import cli, datasets, errors, record, report
+from experiments.common.progress import Bar
 from experiments.common.workdir import writable
-from experiments.screen.bar import Bar
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.types import Batch
 

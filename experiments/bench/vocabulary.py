@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 from absl import flags
-import ml_collections
 import numpy as np
 from rich.table import Table
 
@@ -34,9 +33,8 @@ _BATCH = 1 << 16
 _TURNS = 40
 
 
-def main(config: ml_collections.ConfigDict) -> None:
+def main() -> None:
   """Measures and prints; writes the figures with --json."""
-  del config
   frame = [speeds(rows) for rows in _ROWS.value]
   report.console().print(table_of(frame))
   if _JSON.value:
@@ -95,4 +93,4 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 if __name__ == '__main__':
-  cli.run(main, ml_collections.ConfigDict())
+  cli.run(main, config='none')

@@ -10,11 +10,7 @@ that of --step; a damaged one is refused. In fewer bits it is for scores,
 evaluation and serving.
 """
 
-import os
-
 from absl import flags
-import jax
-import ml_collections
 
 from experiments.checkpoints import moving
 from experiments.checkpoints.listing import entries, row_of
@@ -37,13 +33,12 @@ _VERIFY = flags.DEFINE_bool(
 )
 
 
-def main(_: ml_collections.ConfigDict) -> None:
+def main(name: str) -> None:
   """Lists or copies.
 
   Raises:
     UserError: no checkpoint that is whole, or flags that cannot be.
   """
-  (name,) = cli.words_of()
   moving.check_asked(_COPY.value, _CODEC.value, _STEP.value)
   if _COPY.value is not None:
     _copy(name, _COPY.value, _CODEC.value or RAW, _STEP.value)
@@ -77,12 +72,10 @@ def _copy(name: str, into: str, codec: str, step: int | None) -> None:
 
 
 if __name__ == '__main__':
-  # A run may be training on the accelerator meanwhile.
-  if 'JAX_PLATFORMS' not in os.environ:
-    jax.config.update('jax_platforms', 'cpu')
   cli.run(
     main,
-    ml_collections.ConfigDict(),
+    config='none',
+    words='RUN_OR_PLACE',
     kept='what was there is as it was',
-    words=(1, 1),
+    on_cpu=True,
   )

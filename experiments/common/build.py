@@ -1,5 +1,7 @@
 """Config to objects: the data set, the recipe, the trainer, its batches."""
 
+import os
+import pathlib
 import tempfile
 
 import jax
@@ -11,23 +13,23 @@ from experiments.common.models import (
   model_of,
   row_optimizer,
 )
-from experiments.systems.order import (
-  order_of,
-  regroups,
-  skip_settings,
-  system,
-)
 from slipstream_jax.data.profile import row_uses, spread
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.files import Path
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
+from slipstream_jax.schedules.base import ScheduleSpec
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.schedules.systems import SCHEDULES, System, SYSTEMS
 from slipstream_jax.selection.hot import (
   hot_rows,
   popular_rows,
   popular_rows_of_groups,
 )
+from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.selection.staleness import check_alpha
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES
@@ -281,3 +283,138 @@ def batches(
   most = None if ends else steps
   ahead = depth, workers
   return slipstream(trainer, source, settings, most, *ahead, regrouping)
+
+
+def system(config: ml_collections.ConfigDict) -> System:
+  """The way to train: its schedule, placement, and what crosses the link.
+
+  Raises:
+    UserError: there is none of that name.
+  """
+  return choose(SYSTEMS, config.system, 'config.system')
+
+
+def regroups(config: ml_collections.ConfigDict) -> bool:
+  """Whether the config's system changes the order of examples."""
+  return system(config).schedule != 'plain'
+
+
+def order_of(
+  config: ml_collections.ConfigDict, data: Dataset, steps: int
+) -> ScheduleSpec:
+  """The schedule of the config's system, which reads `steps` batches."""
+  name = system(config).schedule
+  make = SCHEDULES[name]
+  if name == 'plain':
+    return make()
+  if name != 'fae':
+    return make(batches=steps)
+  held_out = data.test(config.eval.batch_size)
+  first = next(held_out)
+  held_out.close()
+  batches, passes = _passes(config, data, steps)
+  return make(batches, first, passes=passes)
+
+
+def _passes(
+  config: ml_collections.ConfigDict, data: Dataset, steps: int
+) -> tuple[int, int]:
+  """Batches of a pass over the source, and how many passes a run makes."""
+  per_epoch = (data.train_examples or 0) // config.data.batch_size
+  batches = min(per_epoch or steps, steps)
+  return batches, -(-steps // batches)
+
+
+def most_steps(
+  config: ml_collections.ConfigDict, data: Dataset, steps: int
+) -> int:
+  """Steps that a run takes at most to train `steps` batches of the source.
+
+  More where they are regrouped: the last batch of a kind may not be full.
+  """
+  if not regroups(config):
+    return steps
+  return steps + 2 * _passes(config, data, steps)[1]
+
+
+def skip_settings(
+  config: ml_collections.ConfigDict, steps: int | None = None
+) -> Skip:
+  """Slipstream's settings of `config.skip`, in a run of `steps` batches.
+
+  Args:
+    config: of the run.
+    steps: batches that it reads; None: nobody asks when skipping ends.
+
+  Raises:
+    UserError: the policy does not exist, or it ends after no share of a run.
+  """
+  skip = config.skip
+  return Skip(
+    mode=skip.mode,
+    policy=choose(POLICIES, skip.policy, 'config.skip.policy'),
+    drop=skip.drop,
+    drop_of=skip.drop_of,
+    refit=skip.refit_batches,
+    refill=skip.refill,
+    uniform=skip.uniform,
+    until=_until(skip.until, steps),
+    scorer=skip.scorer,
+    auto_cost=skip.auto_cost,
+    phases=Phases(
+      skip.warm_up_batches,
+      skip.window_batches,
+      skip.settle_batches,
+      skip.period_batches,
+      skip.warm_up_again,
+    ),
+    alpha=skip.alpha,
+    min_touches=skip.min_touches,
+    threshold=skip.threshold,
+    seed=config.seed,
+  )
+
+
+def _until(share: float | None, steps: int | None) -> int | None:
+  if share is None:
+    return None
+  if not 0 <= share <= 1:  # NaN compares as False
+    raise UserError(
+      'skipping must end at a share of the run, in [0, 1]',
+      got=share,
+      where='config.skip.until',
+      hint='give 0.875 to train the last eighth whole, or leave it out',
+    )
+  return None if steps is None else round(share * steps)
+
+
+def no_disk(config: ml_collections.ConfigDict) -> str | None:
+  """Why rows on a disk save no memory; None: they do, or there are none."""
+  if config.store.kind == 'memory':
+    return None
+  folder = store_folder(config)
+  if not in_memory(folder):
+    return None
+  return (
+    f'{folder} is memory (tmpfs): rows there save none. Name a folder of a '
+    'disk: --config.store.path'
+  )
+
+
+def in_memory(folder: Path) -> bool:
+  """Whether a folder is on a memory file system such as tmpfs.
+
+  False if the system does not say, or the folder does not exist.
+  """
+  try:
+    device = os.stat(folder).st_dev
+    mounts = pathlib.Path('/proc/self/mountinfo').read_text().splitlines()
+  except OSError:
+    return False
+  number = f'{os.major(device)}:{os.minor(device)}'
+  # Fields: number, parent, device, ..., a dash, and the file system's type.
+  for mount in mounts:
+    words = mount.split()
+    if words[2] == number:
+      return words[words.index('-') + 1] in {'tmpfs', 'ramfs'}
+  return False

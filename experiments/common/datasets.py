@@ -4,8 +4,8 @@ import pathlib
 
 import ml_collections
 
+from experiments.common import own as functions
 from experiments.common.formats import raw_data
-from experiments.own import functions
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.in_memory import in_memory

@@ -10,7 +10,7 @@ import re
 import ml_collections
 
 from configs import common
-from experiments.usage.keys import keys_of
+from experiments.common.usage import keys_of
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.errors import choose, UserError
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 import ml_collections
 import optax
 
-from experiments.own import functions
+from experiments.common import own as functions
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM

@@ -31,9 +31,10 @@ import ml_collections
 from rich.console import Console
 
 import configs
-from experiments.common import build, cli, errors, report
+from experiments.common import build, cli, errors, report, usage
 from experiments.common.compiling import compiled
 from experiments.common.meter import now
+from experiments.common.progress import Bar, clock
 from experiments.common.workdir import folder, writable
 from experiments.compare import grid, page
 from experiments.compare.case import Case, case_of, measure, Tell
@@ -41,8 +42,6 @@ from experiments.compare.grid import Cell
 from experiments.compare.lines import PLAIN, Run
 from experiments.compare.results import Results
 from experiments.pages import machine
-from experiments.screen.bar import Bar, clock
-from experiments.usage import keys
 from slipstream_jax.data.source import Dataset
 
 _OWN = flags.DEFINE_string(
@@ -221,7 +220,7 @@ def _write(
 def _defaults(arguments: list[str]) -> list[str]:
   """The config of data of one's own, where the command line names none."""
   own = any(re.match(r'--?own\b', word) for word in arguments)
-  if not own or keys.named(arguments) is not None:
+  if not own or usage.config_flag(arguments) is not None:
     return []
   file = pathlib.Path(configs.__file__).with_name('own.py')
   return [f'--config={file}']

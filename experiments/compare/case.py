@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from experiments.common import build, datasets, report
+from experiments.common import own as functions
+from experiments.common.build import most_steps
 from experiments.common.meter import Meter
 from experiments.compare.grid import Cell, configured
 from experiments.compare.lines import PLAIN, Point, Run
-from experiments.own import functions
-from experiments.systems.order import most_steps
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
@@ -99,7 +99,7 @@ def _own(name: str, config: ml_collections.ConfigDict) -> tuple[Dataset, Any]:
       'the function that --own names must return a Dataset, or one and a model',
       got=f'a {type(result).__name__}',
       where='--own',
-      hint='make one with experiments.own.arrays.dataset',
+      hint='make one with experiments.common.own.dataset',
     )
   return result
 

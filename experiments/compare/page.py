@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
+from experiments.common.usage import keys_of
 from experiments.compare import pictures
 from experiments.compare.figures import Figures, figures_of
 from experiments.compare.grid import OURS
@@ -21,7 +22,6 @@ from experiments.pages.blocks import (
 )
 from experiments.pages.estimates import Estimate
 from experiments.pages.words import middle, NONE
-from experiments.usage.keys import keys_of
 from slipstream_jax.files import replace
 
 HTML, MARKDOWN, PICTURE = 'compare.html', 'compare.md', 'compare.png'

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import ml_collections
 
 from experiments.common.record import CONFIG, write_json
+from experiments.common.usage import keys_of
 from experiments.compare.grid import Cell
 from experiments.compare.lines import Point, Run
-from experiments.usage.keys import keys_of
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import replace

@@ -55,4 +55,4 @@ def _line(finding: Finding) -> str:
 
 
 if __name__ == '__main__':
-  cli.run(main, kept='nothing was written', needs_config=False)
+  cli.run(main, kept='nothing was written', config='optional')

@@ -16,10 +16,10 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build, datasets, errors, report, workdir
+from experiments.common.build import no_disk
 from experiments.common.errors import in_config
 from experiments.doctor import machine
 from experiments.doctor.machine import Finding, fits
-from experiments.running.tiers import no_disk
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.data.source import Dataset

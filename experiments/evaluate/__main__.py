@@ -13,11 +13,9 @@ Without --input the examples are the held-out ones; FILE has others, with
 labels, in the format of the data trained on. --output keeps the metrics.
 """
 
-import os
 import pathlib
 
 from absl import flags
-import jax
 import ml_collections
 
 from experiments.common import cli, report
@@ -73,7 +71,4 @@ def main(config: ml_collections.ConfigDict | None) -> None:
 
 
 if __name__ == '__main__':
-  # A run may be training on the accelerator meanwhile.
-  if 'JAX_PLATFORMS' not in os.environ:
-    jax.config.update('jax_platforms', 'cpu')
-  cli.run(main, kept='nothing was written', needs_config=False)
+  cli.run(main, kept='nothing was written', config='optional', on_cpu=True)

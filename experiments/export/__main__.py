@@ -11,11 +11,9 @@ JAX, the rows of all tables in files that can be mapped or read row by row, and
 the vocabulary. With rows in float32, scores have the trainer's bits.
 """
 
-import os
 import pathlib
 
 from absl import flags
-import jax
 import ml_collections
 
 from experiments.common import cli, report
@@ -90,7 +88,4 @@ def main(config: ml_collections.ConfigDict | None) -> None:
 
 
 if __name__ == '__main__':
-  # A run may be training on the accelerator at the same time.
-  if 'JAX_PLATFORMS' not in os.environ:
-    jax.config.update('jax_platforms', 'cpu')
-  cli.run(main, kept='nothing was written', needs_config=False)
+  cli.run(main, kept='nothing was written', config='optional', on_cpu=True)

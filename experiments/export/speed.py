@@ -181,4 +181,4 @@ def _queries(data: Dataset, tables: TableSet) -> Iterator[Query]:
 
 
 if __name__ == '__main__':
-  cli.run(main, kept='nothing was written', needs_config=False)
+  cli.run(main, kept='nothing was written', config='optional')

@@ -21,16 +21,15 @@ import time
 from typing import Any, BinaryIO
 
 from absl import flags
-import ml_collections
 import numpy as np
 import polars as pl
 from rich.console import Console
 
 from experiments.common import cli, report
+from experiments.common.progress import Bar
 from experiments.common.workdir import made_folder
 from experiments.predict import loading
 from experiments.predict.loading import LoadedRun
-from experiments.screen.bar import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import written
 from slipstream_jax.formats.base import Chunk, Part, RawData
@@ -53,7 +52,7 @@ _STEP = flags.DEFINE_integer(
 )
 
 
-def main(_: ml_collections.ConfigDict) -> None:
+def main(run_folder: pathlib.Path) -> None:
   """Scores or writes rows.
 
   Raises:
@@ -73,9 +72,7 @@ def main(_: ml_collections.ConfigDict) -> None:
     path = _output('predictions.csv', ('.csv', '.npy'))
   screen = report.console()
   tell = report.teller(screen)
-  run = loading.load(
-    cli.words_of()[0], _DATA.value, step=_STEP.value, tell=tell
-  )
+  run = loading.load(run_folder, _DATA.value, step=_STEP.value, tell=tell)
   if _ROWS.value is not None:
     _write_rows(screen, run, _ROWS.value, path)
   else:
@@ -211,7 +208,7 @@ def _file(path: pathlib.Path) -> Iterator[BinaryIO]:
 if __name__ == '__main__':
   cli.run(
     main,
-    ml_collections.ConfigDict(),
+    config='none',
+    words='RUN',
     kept='nothing was written',
-    words=(1, 1),
   )

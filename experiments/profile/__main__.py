@@ -25,6 +25,7 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build, cli, datasets, errors, record, report
+from experiments.common.progress import Bar
 from experiments.common.workdir import made_folder
 from experiments.profile import report as profile_report
 from experiments.profile import tiers
@@ -35,7 +36,6 @@ from experiments.profile.predictions import (
   recommend,
   Sample,
 )
-from experiments.screen.bar import Bar
 from slipstream_jax.data.profile import row_uses
 from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.errors import UserError

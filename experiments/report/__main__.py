@@ -11,7 +11,6 @@ of curves, settings and figures, which needs nothing beside itself.
 import pathlib
 
 from absl import flags
-import ml_collections
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -22,17 +21,16 @@ from experiments.report import runs
 from experiments.report.page import page
 
 _OUT = flags.DEFINE_string('out', 'report.html', 'File of the page.')
-_MOST = 1000  # runs on a command line
 
 
-def main(_: ml_collections.ConfigDict) -> None:
+def main(*words: str) -> None:
   """Lists or writes.
 
   Raises:
     UserError: a folder that is none of runs.
   """
   screen = report.console()
-  folders = [pathlib.Path(word) for word in cli.words_of()]
+  folders = [pathlib.Path(word) for word in words]
   if not folders:
     _list(screen, pathlib.Path('runs'))
   elif len(folders) == 1 and not runs.is_run(folders[0]):
@@ -77,7 +75,7 @@ def _show(screen: Console, read: list[runs.Recorded]) -> None:
 if __name__ == '__main__':
   cli.run(
     main,
-    ml_collections.ConfigDict(),
+    config='none',
+    words='[FOLDER_OR_RUN ...]',
     kept='nothing was changed',
-    words=(0, _MOST),
   )

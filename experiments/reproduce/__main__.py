@@ -17,7 +17,6 @@ DIR/terabyte and DIR/avazu, those that there are.
 """
 
 from absl import flags
-import ml_collections
 
 from experiments.common import cli, report
 from experiments.common.workdir import folder
@@ -42,7 +41,7 @@ _WORKDIR = flags.DEFINE_string(
 )
 
 
-def main(_: ml_collections.ConfigDict) -> None:
+def main() -> None:
   """Runs what is left of the grid, and writes the report.
 
   Raises:
@@ -64,6 +63,6 @@ def main(_: ml_collections.ConfigDict) -> None:
 if __name__ == '__main__':
   cli.run(
     main,
-    ml_collections.ConfigDict(),
+    config='none',
     kept='finished runs are kept, and the same --workdir continues',
   )

@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments.common import interrupts, report
 from experiments.common.compiling import compiled
 from experiments.common.errors import in_config
+from experiments.common.progress import Bar, clock
 from experiments.common.workdir import writable
 from experiments.pages import machine
 from experiments.reproduce import link, models, overview, page, results
@@ -22,7 +23,6 @@ from experiments.reproduce.measured.cases import Asked, Cases
 from experiments.reproduce.measured.jobs import facts_of, lines_of
 from experiments.reproduce.measured.phases import BATCHES
 from experiments.reproduce.results import Cell, OK
-from experiments.screen.bar import Bar, clock
 from slipstream_jax.errors import choose, UserError
 
 

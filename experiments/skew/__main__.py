@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from absl import flags
-import ml_collections
 import numpy as np
 from rich.table import Table
 
 from experiments.common import cli, report
+from experiments.common.progress import Bar
 from experiments.common.workdir import writable
-from experiments.screen.bar import Bar
 from experiments.skew import curves
 from slipstream_jax.errors import choose
 from slipstream_jax.selection.hot import access_counts, hot_rows
@@ -59,7 +58,7 @@ class Skew(NamedTuple):
   """Lookups of each row seen, most first: i64."""
 
 
-def main(_: ml_collections.ConfigDict) -> None:
+def main() -> None:
   """Measures, prints, and writes what --out asks for.
 
   Raises:
@@ -194,4 +193,4 @@ def table_of(frame: report.Frame) -> Table:
 
 
 if __name__ == '__main__':
-  cli.run(main, ml_collections.ConfigDict())
+  cli.run(main, config='none')

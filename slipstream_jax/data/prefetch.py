@@ -119,8 +119,13 @@ class Worker(Generic[T]):
         items.close()
     except BaseException as error:  # for the consumer, who raises it
       end = error
-    self._put([], end)
-    self._over = True
+    try:
+      self._put([], end)
+    finally:
+      # Else the error and this frame refer to each other, and the items stay
+      # alive until garbage is collected.
+      del end
+      self._over = True
 
   def _put(self, items: list[T], error: BaseException | None) -> bool:
     # In short waits, as nothing wakes a thread that waits for room.
@@ -163,7 +168,10 @@ class Worker(Generic[T]):
       if isinstance(error, StopIteration):
         return None
       if error is not None:
-        raise error
+        try:
+          raise error
+        finally:
+          del error  # else the error and this frame refer to each other
       return items[0]
 
   def stop(self, wait: bool = True) -> None:
@@ -320,3 +328,6 @@ class OrderedResults(Generic[T, R]):
       self._changed.notify_all()
     for thread in self._threads:
       thread.join()
+    # The end of the items, or an error, that nobody took refers to this object
+    # by its traceback. All would stay alive until garbage is collected.
+    self._results.clear()

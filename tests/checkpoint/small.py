@@ -1,9 +1,12 @@
 """Small row files and checkpoints for tests, and what reads them plainly."""
 
 import contextlib
+import errno
 import math
 from unittest import mock
 
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import strategies as st
 import ml_dtypes
 import numpy as np
@@ -124,3 +127,24 @@ def save_pieces(place, chain, parent, step, pieces, kind, codec='raw'):
 def restored(place, chain):
   """`table_of` what a chain holds."""
   return table_of(read_rows(place, chain, 'g'))
+
+
+class FullDisk(MemoryFileSystem):
+  """Files at full://, where the next `failing` writes find no room."""
+
+  protocol = 'full'
+  failing = 0
+
+  @classmethod
+  def _strip_protocol(cls, path):
+    path = path.replace('full://', 'memory://full/')
+    return MemoryFileSystem._strip_protocol(path)
+
+  def put_file(self, *arguments, **how):
+    if FullDisk.failing:
+      FullDisk.failing -= 1
+      raise OSError(errno.ENOSPC, 'No space left on device')
+    super().put_file(*arguments, **how)
+
+
+fsspec.register_implementation('full', FullDisk)

@@ -12,7 +12,6 @@ from slipstream_jax.checkpoint.chain import (
   check_exact,
   consolidate,
   copy_as_base,
-  drop_later,
   find_chains,
   merged,
   merged_rows,
@@ -30,7 +29,6 @@ from slipstream_jax.checkpoint.manifest import (
   row_key,
 )
 from slipstream_jax.checkpoint.places import open_place
-from slipstream_jax.checkpoint.policies import worth_consolidating
 from slipstream_jax.checkpoint.row_file import concatenate
 from slipstream_jax.errors import UserError
 from tests.checkpoint import small
@@ -74,25 +72,13 @@ def test_a_chain_is_a_dictionary_and_so_is_its_base(
     assert (base.step, base.payload) == (chain[-1].step, chain[-1].payload)
     assert base.identity == chain[-1].identity
     prune(place, keep=1)
+    names = place.names()
+    assert consolidate(place, (base,)) == base
+    assert place.names() == names
   assert find_chains(place).chains == [(base,)]
   assert small.restored(place, (base,)) == meant
   # The same file as one that a base of these rows would be.
   assert base.rows['g'].rows == len(meant)
-
-
-def test_increments_stay_on_what_is_consolidated_beneath_them(tmp_path):
-  place = open_place(tmp_path)
-  first = small.save(place, (), None, 1, [1, 2])
-  second = small.save(place, first, 1, 2, [2, 3])
-  third = small.save(place, second, 2, 3, [3, 4])
-  meant = small.restored(place, third)
-  base = consolidate(place, second)
-  [chain] = find_chains(place).chains
-  assert chain == (base, third[-1])
-  assert small.restored(place, chain) == meant
-  prune(place, keep=1)
-  [chain] = find_chains(place).chains
-  assert small.restored(place, chain) == meant
 
 
 def test_checkpoints_from_before_ids_are_read_and_built_on(tmp_path):
@@ -143,14 +129,6 @@ def test_a_newer_manifest_is_refused(tmp_path):
     read_manifest(place, 1)
 
 
-def test_a_base_needs_no_consolidation(tmp_path):
-  place = open_place(tmp_path)
-  chain = small.save(place, (), None, 1, [1, 2])
-  names = place.names()
-  assert consolidate(place, chain) == chain[0]
-  assert place.names() == names
-
-
 def test_groups_are_apart_and_may_be_without_rows(tmp_path):
   place = open_place(tmp_path)
 
@@ -195,15 +173,6 @@ def test_a_parent_of_another_history_is_none(tmp_path):
   chains, [skip] = find_chains(place)
   assert chains == [(other,)]
   assert skip.step == 3
-
-
-def test_later_checkpoints_are_dropped_when_a_run_goes_back(tmp_path):
-  place = open_place(tmp_path)
-  chain = small.save(place, (), None, 1, [1])
-  small.save(place, chain, 1, 2, [1])
-  drop_later(place, 1)
-  assert find_chains(place).chains == [chain]
-  assert len(prune(place, keep=1)) == 2
 
 
 def test_the_newest_are_kept_with_what_they_are_on(tmp_path):
@@ -252,22 +221,6 @@ def test_quantized_copies_are_refused_by_who_goes_on(tmp_path, codec):
     copy_as_base(into, (copy,), open_place(tmp_path / 'again'))
   with pytest.raises(UserError, match='a copy needs a place of its own'):
     copy_as_base(place, chain, open_place(tmp_path / 'run'), codec)
-
-
-def test_consolidation_of_few_changes_writes_little(tmp_path):
-  """Write amplification, counted: bytes written over bytes of increments."""
-  place = open_place(tmp_path)
-  rng, written, increments, chain = np.random.default_rng(0), 0, 0, ()
-  for step in range(40):
-    rows = np.unique(rng.zipf(1.3, 200) % 4_000)
-    parent = step - 1 if step else None
-    chain = small.save(place, chain, parent, step, rows)
-    increments += chain[-1].bytes
-    if worth_consolidating(chain):
-      chain = (consolidate(place, chain),)
-      written += chain[-1].bytes
-      prune(place, keep=1)
-  assert 0 < written <= 2 * increments
 
 
 @pytest.mark.parametrize(

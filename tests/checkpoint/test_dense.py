@@ -1,9 +1,9 @@
 """The file of the dense state, and those that orbax wrote before."""
 
-import builtins
 import io
 import pathlib
 import shutil
+import sys
 
 import jax
 import ml_dtypes
@@ -12,13 +12,13 @@ import optax
 import pytest
 
 from slipstream_jax.checkpoint import state
-from slipstream_jax.checkpoint.chain import find_chains, merged_rows
+from slipstream_jax.checkpoint.chain import find_chains, merged_rows, read_chain
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
-from tests.checkpoint.test_saving import saving_to
+from tests.checkpoint.test_saving import resumed, saving_to
 from tests.support import small
 from tests.support.short_runs import source, start
 from tests.support.small import assert_same_bits, everything
@@ -52,15 +52,15 @@ def test_arrays_of_any_dtype_are_read_as_they_were_written():
 
 @pytest.mark.parametrize('flaw', ['cut', 'missing', 'size'])
 def test_a_file_of_other_arrays_is_refused(flaw):
-  data, like = b''.join(state.dense_file(TREE)), dict(TREE)
+  data, other = b''.join(state.dense_file(TREE)), {}
   if flaw == 'cut':
     data = data[:-30]
   elif flaw == 'missing':
-    like['other'] = TREE['scalar']
+    other = {'other': TREE['scalar']}
   else:
-    like['a/b'] = np.zeros((7,), np.float32)
+    other = {'a/b': np.zeros((7,), np.float32)}
   with pytest.raises(UserError, match='must be whole to be restored'):
-    state.read_dense(data, like, 'here')
+    state.read_dense(data, TREE | other, 'here')
 
 
 def test_random_keys_of_an_optimizer_are_saved(tmp_path):
@@ -86,48 +86,35 @@ def test_random_keys_of_an_optimizer_are_saved(tmp_path):
   )
 
 
-def restored(folder):
+def test_what_orbax_wrote_is_restored_and_built_on(tmp_path):
+  folder = shutil.copytree(VERSION_7, tmp_path / 'run')
+  place = open_place(folder)
+  chain = read_chain(place, 2)
+  assert [link.payload['version'] for link in chain] == [7, 7]
   trainer, batches = start('streamed', 'plain', 0)
   with batches, saving_to(folder, consolidate=0) as checkpoints:
     position = checkpoints.restore(trainer)
+    assert position.step == 2
+    saved = state.checksums(state.arrays_of(trainer))
+    assert saved == chain[-1].payload['checksums']
+    (table,) = trainer.engine.read_back()
+    for rows, values in merged_rows(open_place(VERSION_7), chain, '0'):
+      np.testing.assert_array_equal(table.rows[rows], values['rows'])
     batches.set_state(position.schedule_state)
-    chain = checkpoints._chain
-    yield trainer, position, chain
     list(train(trainer, batches, 2))
     checkpoints.save(trainer, batches.get_state())
-  yield everything(trainer)
-
-
-def test_what_orbax_wrote_is_restored_and_built_on(tmp_path):
-  shutil.copytree(VERSION_7, tmp_path / 'run')
-  run = restored(tmp_path / 'run')
-  trainer, position, chain = next(run)
-  assert position.step == 2
-  assert [link.payload['version'] for link in chain] == [7, 7]
-  saved = state.checksums(state.arrays_of(trainer))
-  assert saved == chain[-1].payload['checksums']
-  (table,) = trainer.engine.read_back()
-  for rows, values in merged_rows(open_place(VERSION_7), chain, '0'):
-    np.testing.assert_array_equal(table.rows[rows], values['rows'])
-  trained = next(run)
-  [chain] = find_chains(open_place(tmp_path / 'run')).chains
+  [chain] = find_chains(place).chains
   assert [link.payload['version'] for link in chain] == [7, 7, 8]
-  again, _, _ = next(restored(tmp_path / 'run'))
-  assert_same_bits(everything(again), trained)
+  again, unused = resumed(folder, 'streamed', 'plain')
+  unused.close()
+  assert_same_bits(everything(again), everything(trainer))
 
 
 def test_without_orbax_the_sentence_says_to_install_it(monkeypatch, tmp_path):
-  real = builtins.__import__
-
-  def missing(name, *others):
-    if name.split('.')[0] == 'orbax':
-      raise ModuleNotFoundError(f'No module named {name!r}')
-    return real(name, *others)
-
-  monkeypatch.setattr(builtins, '__import__', missing)
-  shutil.copytree(VERSION_7, tmp_path / 'run')
+  monkeypatch.setitem(sys.modules, 'orbax', None)
+  monkeypatch.setitem(sys.modules, 'orbax.checkpoint', None)
   with pytest.raises(UserError, match='pip install orbax-checkpoint'):
-    next(restored(tmp_path / 'run'))
+    resumed(shutil.copytree(VERSION_7, tmp_path / 'run'), 'streamed', 'plain')
 
 
 def test_a_file_that_orbax_cannot_read_is_refused():

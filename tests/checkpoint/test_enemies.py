@@ -19,7 +19,8 @@ from slipstream_jax.checkpoint.row_file import leaves_of, Piece, write_row_file
 from slipstream_jax.checkpoint.save import values_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
-from tests.checkpoint.test_saving import Full, resumed, saving_to
+from tests.checkpoint.small import FullDisk
+from tests.checkpoint.test_saving import resumed, saving_to
 from tests.support.short_runs import start, unbroken
 from tests.support.small import assert_same_bits, everything
 
@@ -56,7 +57,7 @@ def test_nothing_more_is_put_on_a_base_that_is_damaged(damage, tmp_path):
   assert_same_bits(everything(other), rows)
 
 
-@pytest.mark.parametrize('policy', ['one_shot', 'intermittent', 'consecutive'])
+@pytest.mark.parametrize('policy', ['one_shot', 'consecutive'])
 def test_what_a_checkpoint_is_on_stays_while_it_is_written(
   policy, tmp_path, monkeypatch
 ):
@@ -106,13 +107,13 @@ def test_without_a_thread_nobody_waits_for_ever(tmp_path, monkeypatch):
   assert_same_bits(everything(other), everything(trainer))
 
 
-def test_who_goes_back_needs_not_what_could_not_be_written(tmp_path):
+def test_who_goes_back_needs_not_what_could_not_be_written():
   trainer, batches = start('streamed', 'plain', 0)
-  with batches, saving_to(tmp_path) as checkpoints:
+  with batches, saving_to('full://goes/back') as checkpoints:
     list(train(trainer, batches, 2))
     checkpoints.save(trainer, batches.get_state())
     before = everything(trainer)
-    checkpoints._place = Full(checkpoints._place, 1)
+    FullDisk.failing = 1
     list(train(trainer, batches, 2))
     checkpoints.save(trainer, batches.get_state(), wait=False)
     position = checkpoints.restore(trainer)
@@ -122,15 +123,15 @@ def test_who_goes_back_needs_not_what_could_not_be_written(tmp_path):
   assert_same_bits(everything(trainer), before)
 
 
-def test_a_failed_one_is_nothing_to_count_changes_from(tmp_path):
+def test_a_failed_one_is_nothing_to_count_changes_from(monkeypatch):
   trainer, batches = start('streamed', 'plain', 0)
-  with batches, saving_to(tmp_path, on_error=lambda error: None) as checkpoints:
-    list(train(trainer, batches, 2))
-    checkpoints.save(trainer, batches.get_state())
-    checkpoints._place = Full(checkpoints._place, 1000)
-    for _ in range(5):
+  monkeypatch.setattr(FullDisk, 'failing', 0)
+  how = {'on_error': lambda error: None}
+  with batches, saving_to('full://failed/one', **how) as checkpoints:
+    for _ in range(6):
       list(train(trainer, batches, 1))
       checkpoints.save(trainer, batches.get_state())
+      FullDisk.failing = 1000
     assert checkpoints.totals.saved == 1
     for group in trainer.engine.groups:
       assert len(group.dirty._since) <= 3  # untrained, base, newest

@@ -1,7 +1,6 @@
 """Chains of checkpoints: what is restored is what was trained."""
 
 import contextlib
-import errno
 import functools
 import itertools
 import shutil
@@ -12,22 +11,22 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint import checkpoint, row_snapshot
+from slipstream_jax.checkpoint import row_snapshot
 from slipstream_jax.checkpoint.chain import find_chains, merged_rows, read_chain
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
-from slipstream_jax.checkpoint.manifest import steps_in
+from slipstream_jax.checkpoint.manifest import name_of, steps_in
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.state import SCHEDULE
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
+from tests.checkpoint.small import FullDisk
 from tests.laws.test_stores import storage
 from tests.support import small
 from tests.support.programs import LIMIT_S
 from tests.support.short_runs import (
   BATCHES,
-  batches_for,
   SCHEDULES,
   source,
   start,
@@ -71,7 +70,7 @@ PARTS = st.lists(
 """Of a run, which are taken in turns until its data ends."""
 
 
-@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
 @given(st.sampled_from(SCHEDULES), SAVINGS, PARTS)
 def test_a_run_saved_at_any_steps_goes_on_as_unbroken(
   tmp_path_factory, schedule, how, parts
@@ -149,52 +148,51 @@ def test_increments_are_the_same_under_every_placement(
     assert_same_bits(mine, theirs)
 
 
-def test_a_chain_that_cannot_become_a_base_stays_and_it_is_known(tmp_path):
+@pytest.fixture
+def chain_of_five(tmp_path):
+  """A trainer, its batches, and a folder with a base and four increments."""
   trainer, batches = start('pinned', 'rows', 0)
-  place = open_place(tmp_path)
-  with batches, saving_to(tmp_path, consolidate=0) as checkpoints:
-    for _ in range(3):
-      list(train(trainer, batches, 2))
-      checkpoints.save(trainer, batches.get_state())
-  chain = read_chain(place, 6)
-  damaged = tmp_path / chain[1].rows['0'].name
-  damaged.write_bytes(damaged.read_bytes()[:-1])
-  with saving_to(tmp_path, consolidate=0.1) as checkpoints:
-    assert checkpoints.maintenance.error is None
-    checkpoints.maintenance.consider(chain)
-    checkpoints.maintenance.wait()
-    assert damaged.name in str(checkpoints.maintenance.error)
-  assert read_chain(place, 6) == chain
-
-
-def test_a_chain_and_its_base_restore_the_same(tmp_path):
-  trainer, batches = start('pinned', 'rows', 0)
-  place = open_place(tmp_path)
   with batches, saving_to(tmp_path, consolidate=0) as checkpoints:
     for _ in range(5):
       list(train(trainer, batches, 2))
       checkpoints.save(trainer, batches.get_state())
-  shutil.copytree(tmp_path, tmp_path / 'chain')
-  assert len(read_chain(place, 10)) == 5
-  with batches, saving_to(tmp_path, consolidate=0.1, keep=1) as checkpoints:
-    checkpoints.maintenance.consider(read_chain(place, 10))
+  chain = read_chain(open_place(tmp_path), 10)
+  assert len(chain) == 5
+  return trainer, chain
+
+
+def consolidated(folder, chain):
+  with saving_to(folder, consolidate=0.1, keep=1) as checkpoints:
+    assert checkpoints.maintenance.error is None
+    checkpoints.maintenance.consider(chain)
     checkpoints.maintenance.wait()
-  assert len(read_chain(place, 10)) == 1
-  assert steps_in(place) == [10]
-  for folder in (tmp_path, tmp_path / 'chain'):
-    other, batches = resumed(folder, 'streamed', 'rows')
-    batches.close()
+    return checkpoints.maintenance.error
+
+
+def test_a_chain_that_cannot_become_a_base_stays_and_it_is_known(
+  chain_of_five, tmp_path
+):
+  _, chain = chain_of_five
+  damaged = tmp_path / chain[1].rows['0'].name
+  damaged.write_bytes(damaged.read_bytes()[:-1])
+  assert damaged.name in str(consolidated(tmp_path, chain))
+  assert read_chain(open_place(tmp_path), 10) == chain
+
+
+def test_a_base_is_as_good_as_its_chain(chain_of_five, tmp_path):
+  trainer, chain = chain_of_five
+  assert consolidated(tmp_path, chain) is None
+  place = open_place(tmp_path)
+  assert len(read_chain(place, 10)) == len(steps_in(place)) == 1
+  other, batches = start('streamed', 'rows', 0)
+  with batches, saving_to(tmp_path, consolidate=0) as checkpoints:
+    batches.set_state(checkpoints.restore(other).schedule_state)
     assert_same_bits(everything(other), everything(trainer))
-    # An increment on what was restored has what changed since.
-    with (
-      batches_for(other, 'rows', 0) as batches,
-      saving_to(folder, consolidate=0) as checkpoints,
-    ):
-      batches.set_state(checkpoints.restore(other).schedule_state)
-      list(train(other, batches, 2))
-      checkpoints.save(other, batches.get_state())
-      assert checkpoints.totals.bases == 0
-      assert checkpoints.totals.rows < 300
+    # An increment on it has what changed since.
+    list(train(other, batches, 2))
+    checkpoints.save(other, batches.get_state())
+    assert checkpoints.totals.bases == 0
+    assert checkpoints.totals.rows < 300
 
 
 @pytest.mark.parametrize('kind', ['rows', 'dense', 'manifest', 'gone'])
@@ -205,12 +203,8 @@ def test_a_damaged_checkpoint_is_passed_by_only_when_asked(kind, tmp_path):
       list(train(trainer, batches, 2))
       checkpoints.save(trainer, batches.get_state())
   newest = find_chains(open_place(tmp_path)).chains[0][-1]
-  name = {
-    'rows': newest.rows['0'].name,
-    'dense': newest.files['dense'].name,
-    'manifest': 'manifest-000000000006.json',
-    'gone': newest.rows['0'].name,
-  }[kind]
+  files = {'dense': newest.files['dense'].name, 'manifest': name_of(6)}
+  name = files.get(kind, newest.rows['0'].name)
   content = bytearray((tmp_path / name).read_bytes())
   content[len(content) // 2] ^= 1
   (tmp_path / name).write_bytes(content)
@@ -219,14 +213,14 @@ def test_a_damaged_checkpoint_is_passed_by_only_when_asked(kind, tmp_path):
   other, batches = start('streamed', 'plain', 0)
   with batches, saving_to(tmp_path) as checkpoints:
     before = everything(other)
-    said = f'newest checkpoint must be whole .*got step 6: .*{name}.*step=4'
-    with pytest.raises(UserError, match=said):
-      checkpoints.restore(other)
-    assert_same_bits(everything(other), before)
-    with pytest.raises(UserError, match=f'the checkpoint must be.*{name}'):
-      checkpoints.restore(other, step=6)
-    with pytest.raises(UserError, match=r'got step 5 .*the steps are'):
-      checkpoints.restore(other, step=5)
+    for step, said in (
+      (None, f'newest checkpoint must be whole .*got step 6: .*{name}.*step=4'),
+      (6, f'the checkpoint must be.*{name}'),
+      (5, r'got step 5 .*the steps are'),
+    ):
+      with pytest.raises(UserError, match=said):
+        checkpoints.restore(other, step=step)
+      assert_same_bits(everything(other), before)
     assert checkpoints.restore(other, step=4).step == 4
     position = checkpoints.restore(other, or_older=True)
     assert position.step == 4
@@ -237,55 +231,30 @@ def test_a_damaged_checkpoint_is_passed_by_only_when_asked(kind, tmp_path):
     list(train(other, batches, 1))
     assert checkpoints.save(other, batches.get_state()) == 5  # before step 6
     assert checkpoints.newest() == 5
-    list(train(other, batches, 10_000))
-    checkpoints.save(other, batches.get_state())
-  rows, _ = unbroken('streamed', 'plain')
-  assert_same_bits(everything(other), rows)
-  other, batches = resumed(tmp_path, 'pinned', 'plain')
-  batches.close()
-  assert_same_bits(everything(other), rows)
-
-
-class Full:
-  """A place whose disk is full, for so many writes."""
-
-  def __init__(self, place, writes):
-    self._place, self.left = place, writes
-    for name in ('url', 'open', 'read', 'size', 'names', 'delete', 'sweep'):
-      setattr(self, name, getattr(place, name))
-
-  def write(self, name, pieces):
-    if self.left:
-      self.left -= 1
-      raise OSError(errno.ENOSPC, 'No space left on device')
-    return self._place.write(name, pieces)
 
 
 @pytest.mark.parametrize('policy', CHECKPOINT_POLICIES)
-def test_what_fails_behind_is_told_at_the_next_one(
-  policy, tmp_path, monkeypatch
-):
+def test_what_fails_behind_is_told_at_the_next_one(policy, monkeypatch):
   trainer, batches = start('pinned', 'plain', 0)
-  full = Full(open_place(tmp_path), 0)
-  monkeypatch.setattr(checkpoint, 'open_place', lambda path: full)
-  errors = []
+  monkeypatch.setattr(FullDisk, 'failing', 0)
+  folder, errors = f'full://fails/{policy}', []
   with batches:
     how = {'policy': policy, 'on_error': errors.append}
-    with saving_to(tmp_path, **how) as checkpoints:
+    with saving_to(folder, **how) as checkpoints:
       for failing in (0, 0, 1, 1, 0):
         list(train(trainer, batches, 2))
         checkpoints.wait()
-        full.left = failing
+        FullDisk.failing = failing
         checkpoints.save(trainer, batches.get_state(), wait=False)
     assert len(errors) == 2
     assert 'must be written whole, got "[Errno 28]' in str(errors[0])
-    other, unused = resumed(tmp_path, 'streamed', 'plain')
+    other, unused = resumed(folder, 'streamed', 'plain')
     unused.close()
     # The one after has what they missed.
     assert_same_bits(everything(other), everything(trainer))
-    full.left = 1
-    with saving_to(tmp_path) as checkpoints:
+    with saving_to(folder) as checkpoints:
       list(train(trainer, batches, 1))
+      FullDisk.failing = 1
       checkpoints.save(trainer, batches.get_state(), wait=False)
       list(train(trainer, batches, 1))
       with pytest.raises(UserError, match='must be written whole'):

@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.admission import admit, CheckedSource, ExampleShape
-from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns, pad_batch
 from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.errors import UserError
+from slipstream_jax.inputs.batches import batches as named_batches
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.tables import tables_of
+from slipstream_jax.tables import Table, tables_of, TableSet
+from slipstream_jax.training import metrics
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
+from slipstream_jax.training.metrics import Predictions
 from slipstream_jax.training.trainer_parts import (
   make_parts,
   planned,
@@ -76,7 +79,7 @@ def laid_out(column, layout):
   return column
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_clean_batches_enter_as_they_are(data):
   batch, shape = clean_batch(data.draw)
@@ -131,7 +134,7 @@ def flawed_batch(draw):
   return batch._replace(**{name: changed}), SHAPES[length], said + told
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_one_flaw_is_told_with_its_place_and_value(data):
   batch, shape, said = flawed_batch(data.draw)
@@ -221,8 +224,7 @@ class Reusing(SourceWrapper):
     return self._arrays
 
 
-@pytest.mark.parametrize('depth', [0, 2])
-@pytest.mark.parametrize('skips', [False, True])
+@pytest.mark.parametrize(('depth', 'skips'), [(0, False), (2, True)])
 def test_a_source_may_use_its_arrays_again(depth, skips):
   columns = small.columns(32 * 12)
   fresh, reused = (
@@ -250,28 +252,6 @@ def trained_rows(source, depth=2, skips=False):
   with batches:
     list(train(trainer, batches, 12))
   return np.array(jax.device_get(trainer.engine.read_back()[0].rows))
-
-
-@settings(max_examples=10)
-@given(
-  st.sampled_from(FLOATS),
-  st.sampled_from(INTS),
-  st.sampled_from(['C', 'F', 'steps', 'lists', 'read-only']),
-)
-def test_types_and_layouts_of_columns_train_the_same(floats, ints, layout):
-  columns = small.columns(32 * 3)
-  columns.dense[:] = np.round(columns.dense * 4) / 4  # exact in half precision
-  kinds = floats, ints, floats
-  others = Columns(
-    *(
-      laid_out(column.astype(kind), layout)
-      for column, kind in zip(columns, kinds, strict=False)
-    )
-  )
-  np.testing.assert_array_equal(
-    trained_rows(ColumnBatches(columns, 32)),
-    trained_rows(ColumnBatches(others, 32)),
-  )
 
 
 def test_a_flaw_is_told_before_a_schedule_sees_it():
@@ -330,3 +310,59 @@ def test_rows_past_i32_are_looked_for_in_lookups_of_i32():
   batch = Batch(np.ones((1, 1), np.float32), lookups, ones, ones)
   with pytest.raises(UserError, match=r'lookups\[0, 1\]'):
     admit(batch, ExampleShape(tables, 1))
+
+
+USERS = TableSet({'user': Table(5)})
+ONE_USER = ExampleShape(USERS, 1)
+
+
+def unlabelled(**arguments):
+  dense, ids = [[0.5], [1.5], [2.5]], {'user': [4, 0, 2]}
+  return named_batches(dense, ids, batch_size=2, epochs=1, **arguments)
+
+
+def test_they_are_admitted_to_be_predicted_alone():
+  for batch in unlabelled().bind(USERS):
+    assert batch.labels is None
+    admitted = admit(batch, ONE_USER, labelled=False)
+    assert admitted.labels is None
+    np.testing.assert_array_equal(admitted.lookups, batch.lookups)
+    assert admitted.lookups is not batch.lookups
+    with pytest.raises(UserError, match='must have labels'):
+      admit(batch, ONE_USER)
+    bad = batch._replace(lookups=np.full((2, 1), 5))
+    with pytest.raises(UserError, match=r'must be in \[0, 5\)'):
+      admit(bad, ONE_USER, labelled=False)
+    bad = batch._replace(weights=np.full(2, -1.0))
+    with pytest.raises(UserError, match='weights must be finite'):
+      admit(bad, ONE_USER, labelled=False)
+  none = batch._replace(
+    dense=batch.dense[:0], lookups=batch.lookups[:0], weights=batch.weights[:0]
+  )
+  with pytest.raises(UserError, match='B of at least 1'):
+    admit(none, ONE_USER, labelled=False)
+  assert pad_batch(none, 3).labels is None
+
+
+def test_a_trainer_binds_examples_by_name():
+  admitted = list(CheckedSource(unlabelled(label=[0, 1, 1]), ONE_USER))
+  bound = list(unlabelled(label=[0, 1, 1]).bind(USERS))
+  assert len(admitted) == len(bound) == 2
+  for ours, theirs in zip(admitted, bound, strict=True):
+    np.testing.assert_array_equal(ours.lookups, theirs.lookups)
+    np.testing.assert_array_equal(ours.labels, theirs.labels)
+  with pytest.raises(UserError, match=r"user', example 1\)"):
+    CheckedSource(
+      named_batches(None, {'user': [0, 7]}, [0, 1], batch_size=1), ONE_USER
+    )
+
+
+def test_metrics_want_labels():
+  logits = np.zeros(3, np.float32)
+  known = Predictions(logits, logits)
+  merged = metrics.merge([known, Predictions(None, logits)])
+  assert merged.labels is None
+  assert len(merged.logits) == 6
+  assert len(metrics.merge([known, known]).labels) == 6
+  with pytest.raises(UserError, match='examples without labels'):
+    metrics.compute(merged)

@@ -116,13 +116,13 @@ def test_a_signal_at_any_moment_changes_no_bit(
 def test_a_signal_between_steps_changes_no_bit(
   where, whole, tmp_path, monkeypatch, capsys
 ):
-  from experiments.running import curve
+  from experiments.run import job
 
   changes = {'train.checkpoint_steps': 60}
   with monkeypatch.context() as patched:
     patched.setattr(interrupts, '_GRACE_S', LIMIT_S)
     owner, name = {
-      'evaluate': (curve, 'evaluate'),
+      'evaluate': (job, 'evaluate'),
       'save': (Checkpoints, 'save'),
     }[where]
     call = getattr(owner, name)
@@ -239,16 +239,15 @@ def test_a_signal_is_never_lost(kind, number, tmp_path):
   body = PROGRAMS[kind].replace('\n', '\n  ')
   script = f"""
 import pathlib, sys, threading, time
-import ml_collections
 from experiments.common import cli, interrupts
 
 def tell():
   pathlib.Path({str(tmp_path / 'ready')!r}).touch()
 
-def main(config):
+def main():
   {body}
 
-cli.run(main, ml_collections.ConfigDict())
+cli.run(main, config='none')
 """
   with python('-c', script) as process:
     wait_until((tmp_path / 'ready').exists, process)
@@ -266,7 +265,7 @@ cli.run(main, ml_collections.ConfigDict())
 SLOW = """
 import sys, time
 from experiments.common import cli, interrupts
-from experiments.run import main
+from experiments.run.__main__ import main
 from slipstream_jax.checkpoint import places
 
 write = places._Folder.write

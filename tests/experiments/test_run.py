@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from configs import criteo
-from experiments.common import datasets
-from experiments.running import tiers
+from experiments.common import build, datasets
 from slipstream_jax.data.source import SourceWrapper
 from tests.support.runs import lines_of, run_job, SHARED, smoke, summary_of
 
@@ -203,7 +202,7 @@ def test_batches_that_are_not_filled_up_again(tmp_path):
 
 
 def test_a_summary_says_what_the_disk_did(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(tiers, 'in_memory', lambda folder: True)
+  monkeypatch.setattr(build, 'in_memory', lambda folder: True)
   (tmp_path / 'disk').mkdir()
   config = smoke(
     **{

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from experiments.running.tiers import in_memory
+from experiments.common.build import in_memory
 
 
 @pytest.mark.skipif(not os.path.ismount('/dev/shm'), reason='is no mount here')

@@ -118,9 +118,12 @@ MAP = FeatureMap(
 )
 
 
-def test_every_field_of_every_example(data_dir, monkeypatch):
+@pytest.mark.parametrize('sizes', ['size', 'packed'])
+def test_every_field_of_every_example(data_dir, monkeypatch, sizes):
+  """Packed ones too, which cannot be taken from the records as they are."""
   monkeypatch.setattr('slipstream_jax.formats.tfds.CHUNK_EXAMPLES', 300)
-  raw = tfds_raw(NAME, MAP, data_dir=data_dir)
+  of = MAP._replace(dense=('raw_user_age', sizes))
+  raw = tfds_raw(NAME, of, data_dir=data_dir)
   assert (raw.tables, raw.dense_features) == (MAP.tables, 3)
   assert raw.format == 'tfds'
   labels, dense, ids = read(raw)
@@ -130,7 +133,7 @@ def test_every_field_of_every_example(data_dir, monkeypatch):
     given = example(number)
     stamp = given['timestamp']
     assert labels[number] == (given['user_rating'] >= 4)
-    assert dense[number].tolist() == [given['raw_user_age'], *given['size']]
+    assert dense[number].tolist() == [given['raw_user_age'], *given[sizes]]
     assert ids[number].tolist() == [
       slow_text_id(given['user_id']),
       slow_text_id(given['movie_id']),
@@ -172,23 +175,6 @@ def test_label_rules(data_dir, label, wanted):
   labels, dense, _ = read(raw)
   assert labels.tolist() == [wanted(example(i)) for i in range(400)]
   assert dense.tolist() == [[0.0]] * 400, 'no dense feature is mapped'
-
-
-@pytest.mark.parametrize('dense', [('raw_user_age',), ('packed', 'size')])
-def test_values_are_those_that_tfds_decodes(data_dir, dense):
-  # Packed ones cannot be taken from the records as they are.
-  features = MAP._replace(dense=dense)
-  labels, numbers, ids = read(tfds_raw(NAME, features, data_dir=data_dir))
-  source = tfds.data_source(NAME, split='train', data_dir=data_dir)
-  for number in range(0, EXAMPLES, 7):
-    given = source[number]
-    assert labels[number] == (given['user_rating'] >= 4)
-    assert ids[number][3:5].tolist() == [
-      given['user_gender'],
-      given['user_occupation_label'],
-    ]
-    wanted = np.concatenate([np.ravel(given[key]) for key in dense])
-    np.testing.assert_array_equal(numbers[number], wanted)
 
 
 def test_logs_of_dense_features(data_dir):
@@ -289,12 +275,3 @@ def test_the_config_trains_on_the_worked_example(data_dir):
   assert data.name.startswith('TFDS movielens/100k-ratings/1.0.0, train[:80%]')
   assert (data.train_examples, data.dense_features) == (1600, 1)
   assert config.get_config('other').data.features.tables == ()
-
-
-def test_movielens_has_the_features_of_its_map():
-  module = pytest.importorskip('tensorflow_datasets.structured.movielens')
-  for name, features in config.MAPS.items():
-    if name.startswith('movielens/'):
-      builder = module.Movielens(config=name.removeprefix('movielens/'))
-      used = {*features['tables'], *features.get('dense', ())}
-      assert used | {features['label'][0]} <= set(builder.info.features)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.common import datasets
-from experiments.guarding import guard, signs
+from experiments.run import guard
 from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.engine.counters import Counters
 from tests.support.runs import (
@@ -196,16 +196,16 @@ def lines_with(*losses):
 
 
 def test_signs():
-  assert signs.standing_still(lines_with(*[0.5] * 4)) is None
-  assert '0.5 at the last 5' in signs.standing_still(lines_with(*[0.5] * 5))
-  assert signs.standing_still(lines_with(*[0.5] * 4, 0.4999)) is None
-  assert signs.standing_still(lines_with(0.6, *[0.5] * 5)) is not None
+  assert guard.standing_still(lines_with(*[0.5] * 4)) is None
+  assert '0.5 at the last 5' in guard.standing_still(lines_with(*[0.5] * 5))
+  assert guard.standing_still(lines_with(*[0.5] * 4, 0.4999)) is None
+  assert guard.standing_still(lines_with(0.6, *[0.5] * 5)) is not None
   few, many = Counters(), Counters(examples_seen=5000, examples_dropped=4990)
-  assert '4,990 of the last 5,000' in signs.dropping_all(few, many, 100)
-  assert signs.dropping_all(few, many, 501) is None
+  assert '4,990 of the last 5,000' in guard.dropping_all(few, many, 100)
+  assert guard.dropping_all(few, many, 501) is None
   fair = many._replace(examples_dropped=4000)
-  assert signs.dropping_all(few, fair, 100) is None
-  assert signs.exploding(0.5, 900.0, 1000.0) is None
-  assert signs.exploding(50.0, 4000.0, 1000.0) is None
-  assert 'explode' in signs.exploding(0.5, 2000.0, 1000.0)
-  assert json.dumps(signs.exploding(0.5, float('inf'), 1000.0))
+  assert guard.dropping_all(few, fair, 100) is None
+  assert guard.exploding(0.5, 900.0, 1000.0) is None
+  assert guard.exploding(50.0, 4000.0, 1000.0) is None
+  assert 'explode' in guard.exploding(0.5, 2000.0, 1000.0)
+  assert json.dumps(guard.exploding(0.5, float('inf'), 1000.0))

@@ -59,7 +59,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize('form', FORMS)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.data())
 def test_the_first_bad_id_is_named_wherever_it_is(form, data):
   bags = data.draw(

@@ -8,11 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.tables import Feature, Table, TableSet
-from tests.support import small
 
 USERS, ITEMS = [0, 1, 2, 3, 4], [9, 8, 7, 6, 5]
 CLICKS = [0, 1, 0, 1, 1]
@@ -31,17 +29,9 @@ def rows(*columns):
   return np.stack([np.asarray(c) for c in columns], axis=1)
 
 
-@pytest.mark.parametrize(
-  'dtype', ['int8', 'int16', 'int32', 'int64', 'uint8', 'uint32', 'uint64']
-)
-def test_ids_of_any_integer_type(dtype):
-  ids = {'user': np.array(USERS, dtype), 'item': np.array(ITEMS, '>i4')}
-  batch = one(features=ids)
-  np.testing.assert_array_equal(batch.lookups, rows(USERS, np.add(ITEMS, 5)))
-  assert batch.lookups.dtype == np.int32
-
-
+DTYPES = 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint32', 'uint64', '>i4'
 IDS = {
+  **{t: lambda ids, t=t: np.array(ids, t) for t in DTYPES},
   'a list': list,
   'a tuple': tuple,
   'a range': lambda ids: range(5),
@@ -61,6 +51,7 @@ IDS = {
 def test_ids_of_any_container(kind):
   batch = one(features={'user': IDS[kind](USERS), 'item': ITEMS})
   np.testing.assert_array_equal(batch.lookups, rows(USERS, np.add(ITEMS, 5)))
+  assert batch.lookups.dtype == np.int32
 
 
 def test_arrays_of_jax():
@@ -285,32 +276,6 @@ def test_what_cannot_be_ends_in_a_sentence(name):
   with pytest.raises(UserError, match=re.escape(text)) as caught:
     give()
   assert '\n' not in str(caught.value)
-
-
-@pytest.mark.parametrize('seed', [None, 3])
-@pytest.mark.parametrize('epochs', [None, 2])
-def test_batches_are_those_of_columns(seed, epochs):
-  """The bits of an older source of global rows, order and padding included."""
-  columns = small.columns(70)
-  tables = small.tables()
-  local = columns.lookups - tables.offsets[:-1]
-  ids = {name: local[:, i] for i, name in enumerate(tables.features)}
-  ours = batches(
-    columns.dense, ids, columns.labels, batch_size=16, seed=seed, epochs=epochs
-  )
-  pads = epochs is not None or seed is None
-  theirs = ColumnBatches(
-    Columns(*columns), 16, shuffle_seed=seed, epochs=epochs, pad_remainder=pads
-  )
-  bound = ours.bind(tables)
-  assert ours.endless == bound.endless == theirs.endless
-  assert bound.batches_per_epoch == theirs.batches_per_epoch
-  for _ in range(10):
-    for got, wanted in zip(next(bound), next(theirs), strict=True):
-      assert (got is None) == (wanted is None)
-      if got is not None:
-        np.testing.assert_array_equal(got, wanted)
-        assert got.dtype == wanted.dtype
 
 
 def test_pandas_frames():

@@ -77,22 +77,29 @@ def test_the_batches_are_those_of_the_iterator():
   assert [len(w) for w in WANTED] == [4] * BATCHES
 
 
-@pytest.mark.parametrize('as_bytes', [False, True])
+SOURCES = {
+  'a function': lambda: generator,
+  'a list': lambda: [*generator()],
+  'a pipeline': lambda: Pipeline(False),
+  'a pipeline of bytes': lambda: Pipeline(True),
+}
+
+
+@pytest.mark.parametrize('kind', SOURCES)
 @pytest.mark.parametrize('peeks', [False, True])
-@pytest.mark.parametrize('at', range(BATCHES + 1))
-def test_a_position_is_that_of_the_pipeline(at, peeks, as_bytes):
-  source = batches(Pipeline(as_bytes), ['user'])
-  if peeks:
-    assert source.form.has_labels
-  bound = source.bind(TABLES)
+@pytest.mark.parametrize('at', [0, 1, 4, BATCHES])
+def test_what_can_be_read_again_goes_on_from_anywhere(at, peeks, kind):
+  def opened():
+    source = batches(SOURCES[kind](), ['user'])
+    if peeks:
+      assert source.form.has_labels
+      assert source.form.dense_features == 1
+    return source.bind(TABLES)
+
+  bound, resumed = opened(), opened()
   assert users(itertools.islice(bound, at)) == WANTED[:at]
   state = json.loads(json.dumps(bound.get_state()))
   assert state['delivered'] == at
-  other = Pipeline(as_bytes)
-  resumed = batches(other, ['user'])
-  if peeks:
-    assert resumed.form.dense_features == 1
-  resumed = resumed.bind(TABLES)
   resumed.set_state(state)
   assert resumed.get_state() == state
   assert users(resumed) == WANTED[at:]
@@ -145,23 +152,6 @@ def test_what_follows_batches_put_back_is_kept_as_well():
   for _ in range(2):
     bound.set_state(state)
     assert users(itertools.islice(bound, 2)) == WANTED[1:3]
-
-
-@pytest.mark.parametrize('peeks', [False, True])
-@pytest.mark.parametrize('items', [generator, list(generator())])
-@pytest.mark.parametrize('at', range(BATCHES + 1))
-def test_what_can_be_read_again_goes_on_from_anywhere(at, items, peeks):
-  bound = batches(items).bind(TABLES)
-  assert users(itertools.islice(bound, at)) == WANTED[:at]
-  state = json.loads(json.dumps(bound.get_state()))
-  resumed = batches(items)
-  if peeks:
-    assert resumed.form.has_labels
-  resumed = resumed.bind(TABLES)
-  for _ in range(2):
-    resumed.set_state(state)
-    assert resumed.get_state() == state
-    assert users(resumed) == WANTED[at:]
 
 
 def test_what_is_read_again_must_be_the_same():

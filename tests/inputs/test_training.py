@@ -1,6 +1,5 @@
 """Sources by name in a trainer: trained, resumed, scored and evaluated."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -53,23 +52,6 @@ def test_a_trainer_cannot_tell_where_batches_come_from():
 
   assert trained(batches(pipeline))[0] == wanted
   assert trained(batches(pipeline()))[0] == wanted
-
-
-@pytest.mark.parametrize('at', range(0, 9, 2))
-def test_a_run_resumes_at_any_batch(at):
-  wanted, whole = trained(source())
-  trainer = new_trainer()
-  with planned(trainer, source()) as ahead:
-    first = [record.loss for record in train(trainer, ahead, steps=at)]
-    state = ahead.get_state()
-  with planned(trainer, source()) as ahead:
-    ahead.set_state(state)
-    rest = [record.loss for record in train(trainer, ahead, steps=9 - at)]
-  assert first + rest == wanted
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    *(jax.device_get(t.state.variables) for t in (whole, trainer)),
-  )
 
 
 def test_passes_end_and_need_no_labels_to_be_predicted():

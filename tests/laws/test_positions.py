@@ -340,21 +340,22 @@ def test_no_source_is_kept_alive_for_its_position():
     """One that can be told to be gone."""
 
   gone = []
-  with shop.trainer() as trainer:
-    for _ in range(6):
-      chunk = Chunk([*shop.dicts(3)])
-      plain = [chunk[0]]  # cannot be referred to weakly
-      trainer.train(chunk, 2)
-      trainer.train(plain, 1)
-      gone.append(weakref.ref(chunk))
-      del chunk, plain
-    # States are dropped when training leaves a source. Cycles sometimes keep
-    # older sources until they are collected. Their cause is not known.
-    gc.collect()
-    trainer.train(shop.source(), 1)
-    gc.collect()
-    assert not any(one() for one in gone)
-    assert len(trainer._states._states) <= 2
+  gc.collect()
+  gc.disable()  # a cycle would keep what it refers to
+  try:
+    with shop.trainer(prefetch=1, workers=4) as trainer:
+      for _ in range(6):
+        chunk = Chunk([*shop.dicts(5)])
+        plain = [chunk[0]]  # cannot be referred to weakly
+        trainer.train(chunk, 2)
+        trainer.train(plain, 1)
+        gone.append(weakref.ref(chunk))
+        del chunk, plain
+      trainer.train(shop.source(), 1)
+      assert not any(one() for one in gone)
+      assert len(trainer._states._states) <= 2
+  finally:
+    gc.enable()
 
 
 @pytest.mark.parametrize('epochs', [1, 2])

@@ -6,7 +6,6 @@ features, one feature per table and labels of 0 or 1.
 
 import pytest
 
-from slipstream_jax.packed.columns import read_manifest
 from tests.support.packed_folders import checksums, prepared
 from tests.support.raw_example import fields, raw_of
 
@@ -48,21 +47,3 @@ def test_columns_of_the_version_before(tmp_path, length, kind):
   words = PINNED[length, kind].split()
   expected = dict(zip(words[::2], words[1::2], strict=True))
   assert checksums(tmp_path / 'data') == expected
-
-
-def test_a_manifest_has_the_names_of_the_version_before(tmp_path):
-  prepared(raw_of(fields(), (0.3, 0.7)), tmp_path / 'data')
-  manifest = read_manifest(tmp_path / 'data')
-  assert [
-    *('version', 'format', 'name', 'sources', 'settings', 'min_count'),
-    *('hash_rows', 'tables', 'features', 'dense_features', 'labels'),
-    *('label_dtype', 'examples', 'splits', 'parts', 'base_rate', 'bad_lines'),
-    *('columns', 'blocks'),
-  ] == [*manifest]
-  feature = {'pooling': 'sum', 'max_length': 1, 'weighted': False}
-  assert manifest['features'] == [
-    {'name': name, 'table': name, **feature} for name in 'abc'
-  ]
-  assert [[*table] for table in manifest['tables']] == [
-    ['name', 'rows', 'unknown', 'lookups']
-  ] * 3

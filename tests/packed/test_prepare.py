@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import Chunk, END, MISSING
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed import ranking
+from slipstream_jax.packed.dataset import packed_vocabulary
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.vocabulary import counted
 from slipstream_jax.vocabulary.hashed import HashVocabulary
@@ -38,6 +38,7 @@ def test_every_value_comes_back(tmp_path, sequence_length, min_count):
     raw_of(whole, (0.3, 0.7)), tmp_path / 'data', min_count=min_count
   )
   columns, manifest = data.columns, data.manifest
+  words = packed_vocabulary(data.folder)
   assert columns['labels'].dtype == np.uint8
   np.testing.assert_array_equal(columns['labels'], whole.labels)
   np.testing.assert_array_equal(columns['dense'], whole.dense)
@@ -51,6 +52,10 @@ def test_every_value_comes_back(tmp_path, sequence_length, min_count):
     expected = np.vectorize(lambda i, of=row_of: of.get(i, 0))(ids)
     np.testing.assert_array_equal(columns[name], expected)
     assert columns[name].dtype == packed.smallest_uint(rows)
+    assert words[table].size == rows
+    found = words[table].rows(ids[ids != END])
+    np.testing.assert_array_equal(found, expected[ids != END])
+    assert not words[table].rows(np.full(2, 123_456_789)).any()
     assert manifest['tables'][table]['unknown'] == (expected == 0).sum()
     frequency = columns[f'frequency_{name}']
     assert frequency.dtype == np.uint32
@@ -65,6 +70,15 @@ def test_the_manifest_says_what_the_contract_asks_for(tmp_path):
   raw = raw_of(whole, (0.25, 0.75), settings={'x': 1})
   raw = raw._replace(format='some')
   manifest = prepared(raw, tmp_path / 'data', min_count=2).manifest
+  assert [
+    *('version', 'format', 'name', 'sources', 'settings', 'min_count'),
+    *('hash_rows', 'tables', 'features', 'dense_features', 'labels'),
+    *('label_dtype', 'examples', 'splits', 'parts', 'base_rate', 'bad_lines'),
+    *('columns', 'blocks'),
+  ] == [*manifest]
+  assert [[*table] for table in manifest['tables']] == [
+    ['name', 'rows', 'unknown', 'lookups']
+  ] * 3
   assert (manifest['format'], manifest['name']) == ('some', 'example')
   assert manifest['examples'] == 1000
   assert manifest['dense_features'] == 2
@@ -138,6 +152,9 @@ def test_hashed_rows_are_the_buckets_by_frequency(tmp_path, sequence_length):
       ids == END, rows, rank[buckets[:, table].reshape(ids.shape)]
     )
     np.testing.assert_array_equal(column, expected)
+    words = packed_vocabulary(data.folder)[table]
+    found = words.rows(ids[ids != END])
+    np.testing.assert_array_equal(found, expected[ids != END])
     here = buckets[:, table].reshape(ids.shape)[:700][ids[:700] != END]
     counts = np.bincount(here, minlength=hash_rows)
     order = sorted(np.flatnonzero(counts), key=lambda b: (-counts[b], b))
@@ -211,30 +228,7 @@ def test_memory_does_not_grow_with_the_examples(tmp_path, monkeypatch):
     gc.unfreeze()
 
 
-def test_pieces_are_bounded_and_whole(tmp_path):
-  ids = np.arange(600).reshape(200, 3)
-  (tmp_path / 'ids').write_bytes(ids.astype('<i8').tobytes())
-  column = ranking.RawColumn(tmp_path / 'ids', 200, 3)
-  pieces = list(column.pieces(10, 150))
-  assert max(map(len, pieces)) <= ranking.PIECE
-  np.testing.assert_array_equal(np.concatenate(pieces), ids[10:150].ravel())
-
-
 def test_frequencies_too_large_for_their_type_stay_at_its_end():
   counts = np.array([5, 2**40, 2**32 - 1, 2**16, 7, 2**16, 0])
   assert counted.by_count(counts).tolist() == [1, 2, 3, 5, 4, 0, 6]
   assert ranking._saturated(counts)[1] == 2**32 - 1
-
-
-@pytest.mark.parametrize('column', ['labels', 'dense', 'c', 'frequency_a'])
-def test_verify_finds_a_flipped_byte(tmp_path, column):
-  data = prepared(raw_of(fields()), tmp_path)
-  assert {name for name, _ in packed.verify(tmp_path)} == {
-    f'{entry["name"]}.{entry["dtype"]}' for entry in data.manifest['columns']
-  }
-  path = next(tmp_path.glob(f'{column}.*'))
-  contents = bytearray(path.read_bytes())
-  contents[len(contents) // 2] ^= 1
-  path.write_bytes(contents)
-  with pytest.raises(UserError, match=path.name):
-    collections.deque(packed.verify(tmp_path))

@@ -23,7 +23,6 @@ from tests.support.schedule_bench import (
 )
 from tests.support.schedule_draws import (
   all_phases,
-  assert_resumes,
   MODES_AND_POLICIES,
 )
 
@@ -37,53 +36,21 @@ def _few_idle_batches():
 
 
 @every_policy
-@pytest.mark.parametrize(('idle', 'replay'), [(0, 3), (0.3, 256)])
-def test_resuming_after_every_batch(mode, policy, idle, replay):
-  rng = np.random.default_rng(5)
-  weights = np.where(rng.random(60) < idle, 0, 1)
-  batches = cut(examples(weights), 4)
-  settings = Skip(0.5, policy, mode, Phases(2, 4, 3, 13), seed=1)
-  with mock.patch.object(module, '_REPLAY', replay):
-    whole = run(Stream(batches, 2), settings, keep=True)
-    events = [item.event['kind'] for item in whole.emitted if item.event]
-    assert events.count('decision') >= 2
-    assert whole.error is None
-    assert_resumes(lambda: Stream(batches, 2), settings, whole, whole.positions)
-
-
-@pytest.mark.parametrize('policy', ['surprise', 'stale'])
-def test_resuming_the_default_run(policy):
-  """Of configs/criteo.py:smoke, where batch 512 is one of `settle`."""
-  batches = cut(examples(np.ones(2 * 60)), 2)
-  settings = Skip(0.3, policy, 'examples', Phases(10, 12, 4, 100))
-  how = {'batches': 640, 'most': 640}
-  whole = run(Stream(batches), settings, keep=True, **how)
-  read = np.cumsum([item.seen for item in whole.emitted]) // 2
-  at = [n for n in range(len(read)) if 505 <= read[n] <= 540]
-  chosen = [whole.positions[i] for i in (199, 299, *at[::3], -1)]
-  assert_resumes(lambda: Stream(batches), settings, whole, chosen, **how)
-
-
-@every_policy
 @pytest.mark.parametrize('limited', [False, True])
 def test_a_source_that_ends_as_a_decision_is_due(mode, policy, limited):
   """Whether its last examples fill a batch or not."""
-  phases = Phases(1, 2, 2, 9)
-  settings = Skip(0.5, policy, mode, phases)
+  settings = Skip(0.5, policy, mode, Phases(1, 2, 2, 9))
   due = 1 + 2 + (2 if settings.compares_rows else 0)
   for weights in ([1] * due * 4, [1] * (due * 4 - 2) + [0, 0]):
     batches = cut(examples(weights), 4)
     how = {'batches': due} if limited else {}
-    whole = run(Stream(batches, 1), settings, keep=True, **how)
+    whole, ahead = (
+      run(Stream(batches, 1), settings, ahead=ahead, **how) for ahead in (0, 1)
+    )
     trained = sum((item.batch.weights > 0).sum() for item in whole.emitted)
     assert trained == sum(weights)
     assert whole.error is None
-    for ahead in (0, 1):
-      ended = run(Stream(batches, 1), settings, ahead=ahead, **how)
-      assert same(ended.emitted, whole.emitted)
-    assert_resumes(
-      lambda b=batches: Stream(b, 1), settings, whole, whole.positions, **how
-    )
+    assert same(ahead.emitted, whole.emitted)
 
 
 HUNG = {
@@ -227,38 +194,36 @@ def degenerate(name, seed):
 @every_policy
 def test_no_stream_ends_a_run_and_a_missed_target_is_told(name, mode, policy):
   """Whatever the examples are, all of them are read, trained or dropped."""
-  for seed in range(2):
-    batches, rng = degenerate(name, seed), np.random.default_rng(seed)
-    settings = Skip(
-      float(rng.choice([0.2, 0.5, 0.9])),
-      policy,
-      mode,
-      Phases(1, 2, 2, int(rng.choice([0, 9, 60]))),
-      drop_of=str(rng.choice(['all', 'hot'])),
-      refit=int(rng.choice([0, 1, 10])),
-      refill=bool(rng.integers(2)),
-      min_touches=int(rng.integers(2)),
-    )
-    with mock.patch.object(target, 'STRETCH', 10):
-      done = run(Stream(batches, 2), settings, most=1000)
-    assert done.error is None
-    assert sum(i.seen for i in done.emitted) + done.unreported[0] == 2 * 240
-    told = [i.event for i in done.emitted if i.event]
-    dropped = sum(i.dropped for i in done.emitted) + done.unreported[1]
-    short = settings.drop - dropped / (2 * 240)
-    if mode == 'examples' and settings.drop_of == 'all' and short > 0.2:
-      assert any(abs(event.get('missed') or 0) > 0.02 for event in told)
-    if name == 'never_hot' and settings.drop_of == 'hot':
-      assert 'undecided' in {event['kind'] for event in told}
+  batches, rng = degenerate(name, 0), np.random.default_rng(len(policy))
+  settings = Skip(
+    float(rng.choice([0.2, 0.5, 0.9])),
+    policy,
+    mode,
+    Phases(1, 2, 2, int(rng.choice([0, 9, 60]))),
+    drop_of=str(rng.choice(['all', 'hot'])),
+    refit=int(rng.choice([0, 1, 10])),
+    refill=bool(rng.integers(2)),
+    min_touches=int(rng.integers(2)),
+  )
+  with mock.patch.object(target, 'STRETCH', 10):
+    done = run(Stream(batches, 2), settings, most=1000)
+  assert done.error is None
+  assert sum(i.seen for i in done.emitted) + done.unreported[0] == 2 * 240
+  told = [i.event for i in done.emitted if i.event]
+  dropped = sum(i.dropped for i in done.emitted) + done.unreported[1]
+  short = settings.drop - dropped / (2 * 240)
+  if mode == 'examples' and settings.drop_of == 'all' and short > 0.2:
+    assert any(abs(event.get('missed') or 0) > 0.02 for event in told)
+  if name == 'never_hot' and settings.drop_of == 'hot':
+    assert 'undecided' in {event['kind'] for event in told}
 
 
 @every_policy
 def test_skipping_begins_once_examples_are_hot_again(mode, policy):
-  """Resumed anywhere, too: no decision was made before."""
   batches = degenerate('hot_share_comes_back', 0)
   phases = Phases(1, 2, 2, 20)
   settings = Skip(0.5, policy, mode, phases, drop_of='hot', min_touches=0)
-  done = run(Stream(batches, 1), settings, keep=True)
+  done = run(Stream(batches, 1), settings)
   kinds = [item.event['kind'] for item in done.emitted if item.event]
   assert kinds[0] == 'undecided'
   assert kinds[-1] in ('decision', 'scorer')
@@ -266,8 +231,6 @@ def test_skipping_begins_once_examples_are_hot_again(mode, policy):
   dropped = sum(i.dropped for i in done.emitted) + done.unreported[1]
   frozen = any(rows is not None and rows.any() for rows in stale)
   assert frozen if mode == 'rows' else dropped
-  some = done.positions[::7]
-  assert_resumes(lambda: Stream(batches, 1), settings, done, some)
 
 
 def test_what_left_nothing_to_train_is_given_up_below_a_target_of_1():

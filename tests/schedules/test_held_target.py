@@ -1,15 +1,11 @@
 """Slipstream on streams whose examples change while it skips."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 
-from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
-from tests.support.schedule_bench import cut, examples, run, same, Stream
-from tests.support.schedule_draws import assert_resumes
+from tests.support.schedule_bench import cut, examples, run, Stream
 
 SIZE, BATCHES = 64, 320
 ONCE = Phases(2, 0, 4, 0)
@@ -74,25 +70,6 @@ def test_hot_rows_are_counted_again_each_period():
   assert dropped(done, 200, 300) == pytest.approx(0.5, abs=0.02)
   never = run(Stream(batches, 1), settings._replace(refit=0), most=BATCHES)
   assert dropped(never, 200, 300) < 0.35
-
-
-@pytest.mark.parametrize('policy', ['random', 'surprise', 'stale_revisit'])
-@pytest.mark.parametrize('refill', [True, False])
-def test_resuming_after_every_batch(policy, refill):
-  batches = cooling(0.1, 0.8, 60)
-  phases = Phases(2, 3, 3, 17)
-  settings = Skip(
-    0.4, policy, phases=phases, refit=4, refill=refill, uniform=0.25, until=52
-  )
-  for replay in (3, 256):
-    with mock.patch.object(module, '_REPLAY', replay):
-      whole = run(Stream(batches, 1), settings, keep=True)
-      assert_resumes(
-        lambda: Stream(batches, 1), settings, whole, whole.positions
-      )
-      for prefetch in (1, 4):
-        ahead = run(Stream(batches, 1), settings, prefetch=prefetch)
-        assert same(ahead.emitted, whole.emitted)
 
 
 def test_drop_of_hot_is_a_share_of_the_hot_ones():

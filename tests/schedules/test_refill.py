@@ -23,7 +23,7 @@ from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer_parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts
 from slipstream_jax.training.trainer_parts import slipstream as skipping
 from tests.schedules.test_slipstream import ALL, COLUMNS, HOT
 from tests.support import small
@@ -104,26 +104,6 @@ def test_rows_with_another_id_wait_for_an_example():
     assert one.waiting == 4
     assert one.take().fresh.tolist() == [3, 5]
     assert not one.waiting
-
-
-@pytest.mark.parametrize('policy', ['random', 'surprise', 'stale'])
-@pytest.mark.parametrize('placement', ['pinned', 'streamed'])
-def test_drop_0_is_plain_to_the_bit(policy, placement):
-  def begin():
-    trainer = make_parts(
-      small.recipe('adagrad'), PLACEMENTS[placement], small.DENSE, 3, HOT
-    )
-    return trainer, ColumnBatches(COLUMNS, 64, shuffle_seed=1)
-
-  settings = Skip(0, policy, 'examples', PHASES, refill=False)
-  trainer, source = begin()
-  with skipping(trainer, source, settings, 40) as batches:
-    list(train(trainer, batches, 100))
-  plain, source = begin()
-  with planned(plain, source) as batches:
-    list(train(plain, batches, 40))
-  assert_same_bits(everything(plain)[0], everything(trainer)[0])
-  assert_same_bits(plain.state.params, trainer.state.params)
 
 
 def test_rows_feel_how_many_examples_one_stands_for():

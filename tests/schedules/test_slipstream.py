@@ -1,5 +1,6 @@
 """Training that skips: what is skipped, and what that leaves untouched."""
 
+import contextlib
 import functools
 import itertools
 from unittest import mock
@@ -21,7 +22,6 @@ from slipstream_jax.training.trainer_parts import (
   planned,
   slipstream,
 )
-from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.schedules.test_settings import oracle_phase, PHASES
 from tests.support import small
 from tests.support.schedule_bench import in_time
@@ -78,26 +78,23 @@ def items_of(**how):
       yield item
 
 
-@pytest.mark.parametrize('mode', ['examples', 'rows'])
-@pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
-def test_placement_changes_no_number_while_skipping(optimizer, mode):
-  runs = [
-    run(placement=name, optimizer=optimizer, mode=mode, min_touches=0)
-    for name in ALL
-  ]
-  first, records = runs[0]
-  events = [r.event for r in records if r.event is not None]
-  assert len(events) == 3
-  assert all(event['rows_stale'] > 20 for event in events[1:])
-  for other, its_records in runs[1:]:
-    assert [r.loss for r in records] == [r.loss for r in its_records]
-    assert_same_bits(everything(first), everything(other))
-
-
-def test_placement_changes_no_number_of_a_policy_with_offsets():
-  how = {'policy': 'surprise_offset', 'batches': 40}
+@pytest.mark.parametrize(
+  'how',
+  [
+    {'mode': 'examples', 'min_touches': 0},
+    {'mode': 'rows', 'min_touches': 0, 'optimizer': 'lazy_adam'},
+    {'policy': 'surprise_offset', 'batches': 40},
+  ],
+  ids=['examples', 'rows', 'offset'],
+)
+def test_placement_changes_no_number_while_skipping(how):
   (first, records), *others = [run(placement=name, **how) for name in ALL]
-  assert first.engine.counters.examples_dropped > 100
+  events = [r.event for r in records if r.event is not None]
+  if 'mode' in how:
+    assert len(events) == 3
+    assert all(event['rows_stale'] > 20 for event in events[1:])
+  else:
+    assert first.engine.counters.examples_dropped > 100
   for other, its_records in others:
     assert [r.loss for r in records] == [r.loss for r in its_records]
     assert_same_bits(everything(first), everything(other))
@@ -114,23 +111,26 @@ def test_prefetch_depth_changes_no_number_while_skipping(mode, policy):
     assert_same_bits(everything(runs[0][0]), everything(trainer))
 
 
-@pytest.mark.parametrize(
-  ('mode', 'policy'),
-  [('rows', 'stale'), *itertools.product(['examples'], POLICIES)],
-)
-def test_drop_target_0_is_plain_training(mode, policy):
-  trainer, _ = run(policy=POLICIES[policy], drop=0, mode=mode)
-  plain = make_parts(
-    small.recipe('adagrad'),
-    PLACEMENTS['pinned'],
-    small.DENSE,
-    seed=3,
-    hot=HOT,
+@functools.cache
+def plainly():
+  trainer = make_parts(
+    small.recipe('adagrad'), PLACEMENTS['pinned'], small.DENSE, seed=3, hot=HOT
   )
-  with planned(plain, ColumnBatches(COLUMNS, 64, shuffle_seed=1)) as batches:
-    list(train(plain, batches, 60))
-  assert_same_bits(everything(plain)[0], everything(trainer)[0])
-  assert_same_bits(plain.state.params, trainer.state.params)
+  with planned(trainer, ColumnBatches(COLUMNS, 64, shuffle_seed=1)) as batches:
+    list(train(trainer, batches, 60))
+  return everything(trainer)[0], trainer.state.params
+
+
+@pytest.mark.parametrize(
+  ('mode', 'policy', 'refill'),
+  [
+    ('rows', 'stale', True),
+    *(('examples', name, i % 2 == 0) for i, name in enumerate(POLICIES)),
+  ],
+)
+def test_drop_target_0_is_plain_training(mode, policy, refill):
+  trainer, _ = run(policy=policy, drop=0, mode=mode, refill=refill)
+  assert_same_bits(plainly(), (everything(trainer)[0], trainer.state.params))
   assert trainer.engine.counters.examples_dropped == 0
 
 
@@ -194,7 +194,6 @@ def test_kept_examples_keep_their_order_and_weight_up():
   assert weights.sum() == pytest.approx(len(whole), rel=0.1)
 
 
-@functools.cache
 def rows_run(placement):
   """Snapshots of the table around each step of a run in mode `rows`."""
   trainer, batches = start(placement, mode='rows', min_touches=1, batches=50)
@@ -206,7 +205,7 @@ def rows_run(placement):
   return np.array(rows), np.array(masks), trainer
 
 
-@pytest.mark.parametrize('placement', ALL)
+@pytest.mark.parametrize('placement', ['streamed', 'pinned', 'small'])
 def test_stale_rows_stand_still_and_thaw(placement):
   rows, masks, _ = rows_run(placement)
   hot_rows = rows[:, HOT.rows]
@@ -236,39 +235,27 @@ def test_stale_rows_are_not_moved():
   assert seen > 100
 
 
-def assert_resumes(at, folder, **how):
-  """A run that was cut off has the bits and counts of one that was not."""
-  whole, _ = run(**how)
-  halfway, batches = start(**how)
-  checkpoints = Checkpoints(folder)
-  with batches:
-    list(train(halfway, batches, at))
-    checkpoints.save(halfway, batches.get_state())
-    list(train(halfway, batches, 3))  # lost with the crash
-  resumed, batches = start(**how)
-  with batches:
-    position = checkpoints.restore(resumed)
-    batches.set_state(position.schedule_state)
-    list(train(resumed, batches, 10_000))
-  checkpoints.close()
+@pytest.mark.parametrize(
+  ('policy', 'at'),
+  [('surprise', 7), ('surprise_offset', 20), ('stale_revisit', 27)],
+)
+def test_a_run_resumes_with_the_same_bits_and_counts(policy, at, tmp_path):
+  how = {'policy': policy, 'drop': 0.4, 'batches': 40}
+  with mock.patch.object(schedule, '_REPLAY', 5):
+    whole, _ = run(**how)
+    halfway, batches = start(**how)
+    with batches, contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+      list(train(halfway, batches, at))
+      checkpoints.save(halfway, batches.get_state())
+      list(train(halfway, batches, 3))  # lost with the crash
+    resumed, batches = start(**how)
+    with batches, contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+      position = checkpoints.restore(resumed)
+      batches.set_state(position.schedule_state)
+      list(train(resumed, batches, 10_000))
   assert position.step == at
   assert_same_bits(everything(whole), everything(resumed))
   assert resumed.engine.counters == whole.engine.counters
-
-
-@pytest.mark.parametrize('mode', ['examples', 'rows'])
-@pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
-def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
-  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop': 0.4}
-  assert_resumes(at, tmp_path, **how)
-
-
-@pytest.mark.parametrize('at', [7, 20, 27])
-@pytest.mark.parametrize('policy', ['surprise', 'surprise_offset'])
-def test_a_run_without_windows_resumes_with_the_same_bits(policy, at, tmp_path):
-  how = {'policy': policy, 'drop': 0.4, 'batches': 40}
-  with mock.patch.object(schedule, '_REPLAY', 5):
-    assert_resumes(at, tmp_path, **how)
 
 
 def test_padded_remainders_end_and_look_ahead_changes_no_number():
@@ -305,12 +292,6 @@ def test_a_batch_that_does_not_fit_is_told_before_it_is_looked_at():
   _, batches = start(source=source, policy='surprise', depth=0)
   with batches, pytest.raises(UserError, match='lookups of a batch of 64'):
     next(batches)
-
-
-def test_a_policy_is_given_by_its_name():
-  by_name, _ = run(policy='surprise', batches=30)
-  itself, _ = run(policy=POLICIES['surprise'], batches=30)
-  assert_same_bits(everything(by_name), everything(itself))
 
 
 def test_a_position_without_its_checkpoint_is_refused():

@@ -3,9 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
-import pytest
 
-from slipstream_jax.errors import UserError
 from slipstream_jax.scoring.linear import LinearScorer, RATE, START
 from slipstream_jax.selection.hot import hot_rows
 
@@ -67,30 +65,6 @@ def test_scores_and_updates_equal_float64(seed, length):
   np.testing.assert_allclose(learned[:, 1], oracle.squares, rtol=1e-5)
 
 
-@given(st.integers(0, 99), st.lists(st.integers(0, 30), max_size=4))
-def test_no_bit_depends_on_how_the_stream_is_cut(seed, cuts):
-  whole, examples = made(seed, 30)
-  cut, _ = made(seed, 30)
-  scores = whole.learn(*examples)
-  parts = zip(*(np.split(c, sorted(cuts)) for c in examples), strict=True)
-  np.testing.assert_array_equal(
-    scores, np.concatenate([cut.learn(*part) for part in parts])
-  )
-  for one, other in zip(whole[:2], cut[:2], strict=True):
-    np.testing.assert_array_equal(one, other)
-
-
-def test_a_restored_scorer_goes_on_as_if_nothing_had_happened():
-  scorer, examples = made(2, 80)
-  first, second = [c[:40] for c in examples], [c[40:] for c in examples]
-  scorer.learn(*first)
-  state = scorer.get_state()
-  expected = scorer.learn(*second)  # the state is no view of what learns on
-  other, _ = made(2, 0)
-  other.set_state(state)
-  np.testing.assert_array_equal(other.learn(*second), expected)
-
-
 def test_it_learns_which_rows_are_clicked():
   scorer, (lookups, dense, _) = made(3, 4000)
   places = scorer.hot.places(lookups)
@@ -99,23 +73,3 @@ def test_it_learns_which_rows_are_clicked():
   scores = scorer.learn(lookups, dense, labels)[3000:]
   clicks = labels[3000:] > 0
   assert scores[clicks].mean() > 0.65 > 0.35 > scores[~clicks].mean()
-
-
-def test_an_example_of_padding_and_no_example_at_all():
-  scorer, _ = made(4, 1)
-  none = np.full((1, F), -1, np.int32)
-  zero = np.zeros((1, I), np.float32)
-  label = np.ones(1, np.float32)
-  assert scorer.learn(none[:0], zero[:0], label[:0]).size == 0
-  assert scorer.learn(none, zero, label).tolist() == [0.5]
-
-
-def test_misfits_are_named():
-  scorer, (lookups, dense, labels) = made(5, 6)
-  for misfit in (
-    (lookups, dense[:, 1:], labels),
-    (lookups[1:], dense, labels),
-    (np.concatenate([lookups, lookups], axis=1), dense, labels),
-  ):
-    with pytest.raises(UserError, match='LinearScorer'):
-      scorer.learn(*misfit)

@@ -11,17 +11,9 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import GOLDEN, mix
 from slipstream_jax.scoring import pairs as module
 from slipstream_jax.scoring.pairs import PairScorer
+from tests.scoring.conftest import BAG, KEPT, TRIAL
 
 N, F, I = 40, 4, 3  # noqa: E741
-TRIAL, KEPT, BAG = 25, 4, 2
-
-
-@pytest.fixture(autouse=True, scope='module')
-def _a_short_trial():
-  with mock.patch.multiple(module, TRIAL=TRIAL, KEPT=KEPT, BAG=BAG):
-    module._tried.cache_clear()
-    yield
-  module._tried.cache_clear()
 
 
 def drawn(seed, examples, length=None, features=F):
@@ -169,32 +161,6 @@ def test_scores_equal_float64(seed, length, features):
   np.testing.assert_allclose(scores, expected, rtol=2e-4)
 
 
-@given(st.integers(0, 99), st.lists(st.integers(0, 60), max_size=4))
-def test_no_bit_depends_on_how_the_stream_is_cut(seed, cuts):
-  """Nor does which pairs stay, wherever the trial ends."""
-  examples = drawn(seed, 60)
-  whole, cut = scorer_of(), scorer_of()
-  scores = whole.learn(*examples)
-  parts = zip(*(np.split(c, sorted(cuts)) for c in examples), strict=True)
-  np.testing.assert_array_equal(
-    scores, np.concatenate([cut.learn(*part) for part in parts])
-  )
-  states = whole.get_state(), cut.get_state()
-  for name, learned in states[0].items():
-    np.testing.assert_array_equal(learned, states[1][name])
-
-
-@pytest.mark.parametrize('at', [0, 10, TRIAL, 40])
-def test_a_restored_scorer_goes_on_as_if_nothing_had_happened(at):
-  scorer, other, examples = scorer_of(), scorer_of(), drawn(2, 60)
-  scorer.learn(*(c[:at] for c in examples))
-  state = scorer.get_state()
-  rest = [c[at:] for c in examples]
-  expected = scorer.learn(*rest)  # the state is no view of what learns on
-  other.set_state(state)
-  np.testing.assert_array_equal(other.learn(*rest), expected)
-
-
 def test_the_state_is_as_large_for_any_data():
   sizes = {
     sum(array.nbytes for array in PairScorer.create(*of).get_state().values())
@@ -272,22 +238,6 @@ def test_pairs_that_are_tried(features):
   assert len(np.unique(pairs, axis=0)) == len(pairs)
 
 
-def test_an_example_of_padding_and_no_example_at_all():
-  scorer = scorer_of()
-  none = np.full((1, F), -1)
-  zero, label = np.zeros((1, I), np.float32), np.ones(1, np.float32)
-  assert scorer.learn(none[:0], zero[:0], label[:0]).size == 0
-  assert scorer.learn(none, zero, label).tolist() == [0.5]
-
-
-def test_misfits_are_named():
-  scorer, (lookups, dense, labels) = scorer_of(), drawn(5, 6)
-  for misfit in (
-    (lookups, dense[:, 1:], labels),
-    (lookups[1:], dense, labels),
-    (lookups[:, 1:], dense, labels),
-  ):
-    with pytest.raises(UserError, match='PairScorer'):
-      scorer.learn(*misfit)
+def test_weights_are_a_power_of_two():
   with pytest.raises(UserError, match='power of two'):
     scorer_of(weights=100)

@@ -7,7 +7,6 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.base import (
-  check_policy,
   ExampleFacts,
   fit,
   Policy,
@@ -248,8 +247,3 @@ def test_a_policy_that_cannot_be_made_up_for_is_refused(changes, rule):
   policy = POLICIES['surprise']._replace(**changes)
   with pytest.raises(UserError, match=rule):
     policy_named(policy)
-
-
-def test_every_policy_of_the_list_can_be():
-  for policy in POLICIES.values():
-    check_policy(policy, 'Policy')

@@ -247,21 +247,14 @@ def test_labels_that_are_no_clicks_are_refused_with_the_first_batch():
     next(batches)
 
 
-def nothing_then_some():
-  calls = iter([None, *[some] * 99])
-
-  def offset(batch):
-    which = next(calls)
-    return None if which is None else which(batch)
-
-  return offset
-
-
 SPOILT = {
   'not finite': (lambda b: some(b) * np.nan, 'offsets of logits must be fin'),
   'too few': (lambda b: some(b)[1:], r'must be \[32\], got \[31\]'),
   'of text': (lambda b: ['0'] * 32, 'offset must be real numbers'),
-  'in some': (nothing_then_some(), 'all batches.*got one with an offset'),
+  'in some': (
+    functools.partial(lambda left, b: next(left, some(b)), iter([None])),
+    'all batches.*got one with an offset',
+  ),
 }
 
 

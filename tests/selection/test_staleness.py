@@ -138,21 +138,6 @@ def test_no_threshold_comes_nearer(changes, share):
   assert dropped == min(cuts, key=lambda cut: (abs(cut - wanted), cut))
 
 
-@given(
-  changes=hnp.arrays(
-    np.float32, 40, elements=st.floats(2**-20, 1, width=32), unique=True
-  ),
-  share=SHARES,
-)
-def test_unique_changes_are_dropped_exactly(changes, share):
-  threshold = exact_threshold(changes, share)
-  assert (changes < threshold).sum() == math.floor(share * len(changes))
-  on_device = jax.device_get(
-    count_below(*jax.device_put((changes, np.float32(threshold))))
-  )
-  assert on_device == math.floor(share * len(changes))
-
-
 @jax.jit
 def count_below(changes, threshold):
   return (changes < threshold).sum()
@@ -164,33 +149,6 @@ def test_a_device_sees_the_smallest_threshold():
   threshold = np.float32(exact_threshold(changes, 0.75))
   assert (changes < threshold).sum() == 3
   assert jax.device_get(count_below(*jax.device_put((changes, threshold)))) == 3
-
-
-def test_ties_fall_to_the_nearer_side():
-  changes = np.array([0.0] * 4 + [1.0] * 6, np.float32)
-  dropped = {
-    share: int((changes < exact_threshold(changes, share)).sum())
-    for share in (0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 1.0)
-  }
-  assert dropped == {
-    0.0: 0,
-    0.1: 0,
-    0.2: 0,  # 0 and 4 are equally near 2: the one that drops fewer
-    0.3: 4,
-    0.4: 4,
-    0.6: 4,
-    0.7: 4,
-    0.8: 10,
-    1.0: 10,
-  }
-
-
-def test_the_ends_of_the_scale():
-  changes = np.array([0.0, 0.5, np.inf, np.nan, 3.4e38], np.float32)
-  assert exact_threshold(changes, 0.0) == 0.0
-  dropped = changes < np.float32(exact_threshold(changes, 1.0))
-  np.testing.assert_array_equal(dropped, [True, True, False, False, True])
-  assert exact_threshold(changes[2:4], 1.0) == 0.0
 
 
 @pytest.mark.parametrize('kind', ['random', 'heavy-tied', 'all-equal'])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from configs import criteo
-from experiments import run
 from experiments.common import cli, datasets, record
+from experiments.run import job
 from slipstream_jax.checkpoint import manifest
 from slipstream_jax.checkpoint.chain import merged_rows, read_chain
 from slipstream_jax.checkpoint.places import open_place
@@ -42,8 +42,7 @@ def in_folder(workdir):
 
 
 def run_job(workdir, config):
-  with in_folder(workdir):
-    return cli.guarded(run.main, config)
+  return cli.guarded(job.run, config, str(workdir))
 
 
 def summary_of(workdir):

@@ -7,10 +7,10 @@ import pytest
 
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.draws import holder, REACH
-from slipstream_jax.synthetic.proxies import PROXIES, proxy_dataset
+from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.synthetic.spec import SyntheticSpec
 from slipstream_jax.synthetic.stream import TEST_START
-from tests.synthetic.test_proxies import assert_same, examples_of
+from tests.synthetic.test_proxies import examples_of
 
 DRIFT = 20_000
 ITEM = 1  # the field of a shop log
@@ -112,16 +112,3 @@ def test_base_rate_holds_while_popularity_drifts():
     rates.append(part.probabilities.mean())
   assert np.ptp(rates) > 1e-3  # else nothing drifted
   assert np.mean(rates) == pytest.approx(0.25, abs=0.03)
-
-
-def test_what_is_tested_on_may_follow_on_training():
-  data = proxy_dataset(
-    'kaggle',
-    rows=(50, 900, 7),
-    test_examples=64,
-    drift_examples=10,
-    test_at=777,
-  )
-  spec = SyntheticSpec(rows=(50, 900, 7), drift_examples=10)
-  theirs = examples_at(spec, TEST_START + 777 + np.arange(64))
-  assert_same(next(data.test(64))[:3], theirs.columns)

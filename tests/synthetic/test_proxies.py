@@ -9,10 +9,16 @@ from sklearn.metrics import roc_auc_score
 from slipstream_jax.errors import UserError
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.proxies import PROXIES, proxy_dataset
-from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SyntheticSpec
+from slipstream_jax.synthetic.sequence_log import sequence_at
+from slipstream_jax.synthetic.spec import (
+  KAGGLE_ROWS,
+  SequenceSpec,
+  SyntheticSpec,
+)
 from slipstream_jax.synthetic.stream import (
   bayes_auc,
   stream_batches,
+  stream_dataset,
   TEST_START,
 )
 from slipstream_jax.tables import offsets
@@ -171,17 +177,92 @@ def test_saturation_changes_clicks_and_nothing_else():
   assert not np.allclose(plain.probabilities, loud.probabilities)
 
 
-# Mistakes
+# Ends and mistakes
 
 
-@pytest.mark.parametrize('bad', [{'saturation': 3.0}, {'drift_examples': -1}])
-def test_knobs_out_of_range_are_told(bad):
-  with pytest.raises(UserError, match=f'SyntheticSpec.{next(iter(bad))}'):
-    proxy_dataset('avazu', **bad)
+@pytest.mark.parametrize(
+  ('law', 'spec'),
+  [
+    (examples_at, SyntheticSpec(rows=(40, 7, 900), drift_examples=10)),
+    (sequence_at, SequenceSpec(rows=(90, 500, 12), steps=4)),
+  ],
+)
+@pytest.mark.parametrize('at', [0, 777])
+def test_the_test_part_is_reserved_and_the_same_every_time(law, spec, at):
+  data = stream_dataset(law, spec, 100, test_at=at)
+  *whole, last = first = list(data.test(32))
+  for one, other in zip(first, data.test(32), strict=True):
+    assert_same(one, other)
+  theirs = law(spec, TEST_START + at + np.arange(100)).columns
+  for number, batch in enumerate(whole):
+    assert_same(batch[:3], theirs.take(slice(32 * number, 32 * number + 32)))
+    assert batch.weights.all()
+  assert last.weights.tolist() == [1] * 4 + [0] * 28
+  assert (last.lookups[4:] == -1).all()
+  assert_same([x[:4] for x in last[:3]], theirs.take(slice(96, 100)))
 
 
-def test_unknown_proxies_and_knobs_are_told():
-  with pytest.raises(UserError, match=r'kaggle, terabyte.*movielens'):
-    proxy_dataset('netflix')
-  with pytest.raises(UserError, match='taobao proxy has no saturation'):
-    proxy_dataset('taobao', saturation=0.5)
+CLICKS, SHOP = (examples_at, SyntheticSpec()), (sequence_at, SequenceSpec())
+BAD = [
+  (CLICKS, {'rows': ()}, 'rows'),
+  (CLICKS, {'rows': (3, 0)}, '(3, 0)'),
+  (CLICKS, {'rows': (3, 2.5)}, '2.5'),
+  (CLICKS, {'dense_features': 0}, 'dense_features'),
+  (CLICKS, {'seed': -1}, '-1'),
+  (CLICKS, {'teacher_seed': 1 << 63}, 'teacher_seed'),
+  (CLICKS, {'skews': (1.0, -0.1, 1.0)}, '-0.1'),
+  (CLICKS, {'field_skew': 0}, 'field_skew'),
+  (CLICKS, {'own_share': 1.5}, '1.5'),
+  (CLICKS, {'signal': (0, 0, 0)}, 'signal'),
+  (CLICKS, {'logit_std': float('nan')}, 'nan'),
+  (CLICKS, {'base_rate': 1}, 'base_rate'),
+  (CLICKS, {'saturation': 3.0}, 'saturation'),
+  (CLICKS, {'drift_examples': -1}, 'drift_examples'),
+  (SHOP, {'rows': (9, 3)}, '(9, 3)'),
+  (SHOP, {'rows': (9, 3, 5)}, 'categories'),
+  (SHOP, {'steps': 0}, 'steps'),
+  (SHOP, {'seed': -1}, '-1'),
+  (SHOP, {'skews': (1.0, 0.0, 1.0)}, 'skews'),
+  (SHOP, {'heads': (2.0, 0.0)}, 'heads'),
+  (SHOP, {'interests': 0}, 'interests'),
+  (SHOP, {'favourites': 65}, '65'),
+  (SHOP, {'loyalty': 1.5}, '1.5'),
+  (SHOP, {'short_share': -0.1}, 'short_share'),
+  (SHOP, {'stray_share': 0}, 'stray_share'),
+  (SHOP, {'base_rate': 1}, 'base_rate'),
+  (SHOP, {'drift_examples': -5}, '-5'),
+]
+
+
+@pytest.mark.parametrize(('stream', 'changed', 'shown'), BAD)
+def test_bad_specs_are_told_in_one_sentence(stream, changed, shown):
+  law, spec = stream
+  with pytest.raises(UserError) as error:
+    stream_batches(law, spec._replace(**changed), 8)
+  assert shown in str(error.value)
+  assert f'{type(spec).__name__}.{next(iter(changed))}' in str(error.value)
+
+
+def test_bad_sizes_proxies_and_knobs_are_told():
+  for make, said in (
+    (lambda: stream_batches(*CLICKS, 0), 'at least one example, a whole'),
+    (
+      lambda: stream_batches(*CLICKS, 8, examples=-3),
+      'examples must be a whole number, at least 1, got -3',
+    ),
+    (
+      lambda: stream_dataset(*CLICKS, 0),
+      'test_examples must be a whole number, at least 1, got 0',
+    ),
+    (lambda: proxy_dataset('netflix'), r'kaggle, terabyte.*movielens'),
+    (
+      lambda: proxy_dataset('avazu', saturation=3.0),
+      'SyntheticSpec.saturation',
+    ),
+    (
+      lambda: proxy_dataset('taobao', saturation=0.5),
+      'taobao proxy has no saturation',
+    ),
+  ):
+    with pytest.raises(UserError, match=said):
+      make()

@@ -4,12 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.sequence_log import sequence_at
-from slipstream_jax.synthetic.spec import SequenceSpec
 from slipstream_jax.synthetic.stream import (
   bayes_auc,
-  stream_dataset,
   TEST_START,
 )
 from tests.synthetic.test_proxies import examples_of
@@ -78,39 +74,3 @@ def test_a_user_keeps_interests_from_example_to_example(shop):
 
   assert overlap(first, second) > 0.8
   assert overlap(first, np.roll(second, 7, axis=0)) < 0.3
-
-
-def test_the_last_batch_of_a_sequence_is_padded():
-  spec = SequenceSpec(rows=(90, 500, 12), steps=4)
-  data = stream_dataset(sequence_at, spec, 10)
-  *_, last = data.test(8)
-  assert last.lookups.shape == (8, 3, 5)
-  assert (last.lookups[2:] == -1).all()
-  np.testing.assert_array_equal(last.weights, [1, 1, 0, 0, 0, 0, 0, 0])
-  whole = sequence_at(spec, TEST_START + np.arange(10)).columns
-  np.testing.assert_array_equal(last.lookups[:2], whole.lookups[8:])
-
-
-@pytest.mark.parametrize(
-  ('changed', 'shown'),
-  [
-    ({'rows': (9, 3)}, '(9, 3)'),
-    ({'rows': (9, 3, 5)}, 'categories'),
-    ({'steps': 0}, 'steps'),
-    ({'seed': -1}, '-1'),
-    ({'skews': (1.0, 0.0, 1.0)}, 'skews'),
-    ({'heads': (2.0, 0.0)}, 'heads'),
-    ({'interests': 0}, 'interests'),
-    ({'favourites': 65}, '65'),
-    ({'loyalty': 1.5}, '1.5'),
-    ({'short_share': -0.1}, 'short_share'),
-    ({'stray_share': 0}, 'stray_share'),
-    ({'base_rate': 1}, 'base_rate'),
-    ({'drift_examples': -5}, '-5'),
-  ],
-)
-def test_bad_logs_are_told_in_one_sentence(changed, shown):
-  with pytest.raises(UserError) as error:
-    sequence_at(SequenceSpec()._replace(**changed), np.arange(4))
-  assert shown in str(error.value)
-  assert f'SequenceSpec.{next(iter(changed))}' in str(error.value)

@@ -15,7 +15,7 @@ import zipfile
 import numpy as np
 import polars as pl
 
-from experiments.own.arrays import dataset
+from experiments.common.own import dataset
 
 LATE_MINUTES = 15
 IDS = ('carrier', 'flight', 'tailnum', 'origin', 'dest', 'hour', 'week')

@@ -3,7 +3,7 @@
 from flax import linen as nn
 import numpy as np
 
-from experiments.own.arrays import dataset
+from experiments.common.own import dataset
 
 
 class Product(nn.Module):

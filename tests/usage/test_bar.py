@@ -8,9 +8,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from experiments.common import progress as bar
 from experiments.common import report
-from experiments.screen import bar
-from experiments.screen.bar import Bar, line_of, Progress
+from experiments.common.progress import Bar, line_of, Progress
 
 LINE = {
   'loss': 0.4712,

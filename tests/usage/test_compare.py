@@ -24,15 +24,8 @@ FILES = {
 @pytest.fixture(scope='module')
 def compare():
   """The program, whose --workdir is that of `run` here."""
-  define = flags.DEFINE_string
-  with pytest.MonkeyPatch.context() as patched:
-    from experiments import run
+  from experiments.compare import __main__ as program
 
-    def shared(name, *rest, **more):
-      return run._WORKDIR if name == 'workdir' else define(name, *rest, **more)
-
-    patched.setattr(flags, 'DEFINE_string', shared)
-    from experiments.compare import __main__ as program
   return program
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from experiments.common import build
 from experiments.doctor import checks, machine
-from experiments.running import tiers
 from tests.support.programs import finished
 from tests.support.runs import assert_one_sentence, smoke
 
@@ -86,7 +86,7 @@ def test_rows_on_a_disk_count_at_their_full_size(tmp_path, monkeypatch):
 
 
 def test_a_disk_of_rows_that_is_memory_is_told(tmp_path, monkeypatch):
-  monkeypatch.setattr(tiers, 'in_memory', lambda folder: True)
+  monkeypatch.setattr(build, 'in_memory', lambda folder: True)
   changes = {'store.kind': 'file', 'store.path': str(tmp_path)}
   found = looked(tmp_path, **changes)['disk of rows']
   assert found.verdict == 'doubtful'

@@ -7,7 +7,6 @@ import sys
 
 from absl import flags
 from absl.testing import flagsaver
-import ml_collections
 import numpy as np
 import polars as pl
 import pytest
@@ -28,7 +27,7 @@ from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.tables import Feature
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.metrics import probabilities
-from tests.formats import test_avazu as avazu_lines
+from tests.formats.text_formats import FORMATS
 from tests.support.programs import finished
 from tests.support.runs import (
   assert_one_sentence,
@@ -75,14 +74,13 @@ def asked(run, **given):
     flags.FLAGS(['tests'])
   values = {'input': None, 'rows': None, 'output': None, 'data': None} | given
   with flagsaver.flagsaver(**values):
-    cli._Line.words = [str(run)]
     yield
 
 
 def program_of(run, **given):
   """Calls the program; returns its exit code."""
   with asked(run, **{key: str(value) for key, value in given.items()}):
-    return cli.guarded(program.main, ml_collections.ConfigDict(), 'nothing')
+    return cli.guarded(program.main, run, kept='nothing')
 
 
 def unlabelled(lines):
@@ -229,17 +227,16 @@ def test_wrong_calls_end_in_a_sentence(
 
 
 def test_avazu_is_scored_with_and_without_clicks(tmp_path):
+  of = FORMATS['avazu']
   lines = [
-    avazu_lines.with_field(
-      'C17', str(n % 7), avazu_lines.with_field('click', c)
-    )
+    of.with_field('C17', str(n % 7), of.with_field('click', c))
     for n, c in enumerate('0110100110')
   ]
-  path = avazu_lines.write(tmp_path / 'train.csv', *lines)
+  path = of.write(tmp_path / 'train.csv', lines)
   data = in_memory(avazu_raw(path))
   words = data.vocabulary()
   bare = tmp_path / 'test.csv'
-  without = [line.split(',') for line in (avazu_lines.HEADER, *lines)]
+  without = [line.split(',') for line in path.read_text().splitlines()]
   bare.write_text(''.join(','.join([a, *z]) + '\n' for a, _, *z in without))
   (labelled,) = new_batches(avazu_raw(path, labelled=None), words, 10)
   (batch,) = new_batches(avazu_raw(bare, labelled=None), words, 10)

@@ -10,13 +10,11 @@ import pytest
 
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 import experiments
-from experiments.common import cli, models
+from experiments.common import cli, models, usage
 from experiments.common.errors import ON_BAD_LOSS, ON_ERROR
 from experiments.common.formats import RAW_FORMATS
-from experiments.usage import comments, keys
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.quantize import CODECS
-from slipstream_jax.errors import UserError
 from slipstream_jax.formats.table import SPLITS
 from slipstream_jax.formats.tfds import TRANSFORMS
 from slipstream_jax.models.normalization import NORMALIZATIONS
@@ -32,13 +30,13 @@ from tests.support.programs import finished
 from tests.support.runs import assert_one_sentence
 
 PROGRAMS = {  # and whether they take a config
-  'run': True,
-  'prepare': True,
+  'run.__main__': True,
+  'prepare.__main__': True,
   'compare.__main__': True,
   'bench.__main__': True,
   'profile.__main__': True,
   'skew.__main__': False,
-  'make_text': False,
+  'make_text.__main__': False,
   'predict.__main__': False,
   'checkpoints.__main__': False,
   'evaluate.__main__': True,
@@ -58,15 +56,19 @@ def test_help_says_what_there_is(name):
   spec = importlib.util.find_spec(f'experiments.{name}')
   source, has_config = pathlib.Path(spec.origin).read_text(), PROGRAMS[name]
   program = f'experiments.{name}'.removesuffix('.__main__')
-  done = finished([sys.executable, '-m', program, '--help'])
+  command = [sys.executable, '-X', 'importtime', '-m', program, '--help']
+  done = finished(command)
   text = done.stdout
-  assert (done.returncode, done.stderr) == (0, '')
+  assert done.returncode == 0
+  imported = re.findall(r'\| +(\w+)$', done.stderr, re.M)
+  assert 'absl' in imported
+  assert not {'jax', 'numba', 'polars'} & {*imported}
   assert text.startswith(ast.get_docstring(ast.parse(source)).splitlines()[0])
   assert max(map(len, text.splitlines())) <= 80
   for flag in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source):
     assert f'\n  --{flag}=' in text
   assert ('--config=FILE' in text) == has_config
-  for key, value in keys.keys_of(criteo.get_config()):
+  for key, value in usage.keys_of(criteo.get_config()):
     line = f'--config.{key}={value}'.replace(' ', '')
     assert (f'\n  {line}' in text) == has_config
 
@@ -75,8 +77,8 @@ def test_help_says_what_there_is(name):
 def test_every_key_is_explained(module):
   folder = pathlib.Path(module.__file__).parent
   files = [folder / 'common.py', pathlib.Path(module.__file__)]
-  said = comments.comments_of(files)
-  for key, _ in keys.keys_of(module.get_config()):
+  said = usage.comments_of(files)
+  for key, _ in usage.keys_of(module.get_config()):
     assert said[key], key
 
 
@@ -109,8 +111,8 @@ CHOICES = {
 def test_a_comment_names_all_choices(module):
   folder = pathlib.Path(module.__file__).parent
   files = [folder / 'common.py', pathlib.Path(module.__file__)]
-  said = comments.comments_of(files)
-  for key, value in keys.keys_of(module.get_config()):
+  said = usage.comments_of(files)
+  for key, value in usage.keys_of(module.get_config()):
     words = set(re.findall(r"'(\w+)'", said[key]))
     assert bool(words) == (key in CHOICES), key
     if key in CHOICES:
@@ -121,7 +123,7 @@ def test_a_comment_names_all_choices(module):
 def test_the_list_of_programs_is_whole():
   folder = pathlib.Path(experiments.__file__).parent
   programs = {path.parent.name for path in folder.glob('*/__main__.py')}
-  programs |= {p.stem for p in folder.glob('*.py') if p.stem != '__init__'}
+  assert [path.stem for path in folder.glob('*.py')] == ['__init__']
   listed = re.findall(r'^([a-z]\w*): ', experiments.__doc__, re.M)
   assert set(listed) == programs
   assert programs <= {name.removesuffix('.__main__') for name in PROGRAMS}
@@ -146,7 +148,7 @@ def get_config():
   part.above = 2  # a later one
   start = 3  # of no key
 """)
-  assert comments.comments_of([path]) == {
+  assert usage.comments_of([path]) == {
     'part': '',
     'part.above': 'Of a comment on two lines.',
     'part.behind': 'after a sign in quotes',
@@ -176,7 +178,7 @@ def get_config():
 )
 def test_what_is_wrong_is_said(arguments, said, capsys):
   with pytest.raises(SystemExit) as ended:
-    cli._parse(['program', *arguments], True, (0, 0))
+    cli.read_command_line(['program', *arguments])
   assert ended.value.code == 1
   assert_one_sentence(capsys.readouterr().err, *said)
 
@@ -194,29 +196,49 @@ def test_a_config_of_ones_own_that_is_none(body, said, tmp_path, capsys):
   path = tmp_path / 'mine.py'
   path.write_text(f'def get_config():\n  {body}\n')
   with pytest.raises(SystemExit):
-    cli._parse(['program', f'--config={path}'], True, (0, 0))
+    cli.read_command_line(['program', f'--config={path}'])
   assert_one_sentence(capsys.readouterr().err, said, 'mine.py')
 
 
 @pytest.mark.parametrize(
-  ('rest', 'file', 'has_config', 'words', 'said'),
+  ('arguments', 'config', 'words', 'said'),
   [
-    (['a'], None, False, (2, 3), 'got a'),
-    (['a', '1', '2', '3'], None, False, (2, 3), 'got a 1 2 3'),
-    ([], None, False, (2, 3), 'got none'),
-    ([], 'configs/criteo.py', False, (0, 0), 'takes no config'),
-    (['a'], None, False, (0, 0), 'got a'),
+    (['a'], 'none', 'FILE LINES [SEED]', 'got a'),
+    (['a', '1', '2', '3'], 'none', 'FILE LINES [SEED]', 'got a 1 2 3'),
+    ([], 'none', 'FILE LINES', 'got none'),
+    ([CRITEO], 'none', '', 'takes no config'),
+    ([], 'required', '', 'needs a config'),
+    (['a'], 'none', '', 'got a'),
+    (['{folder}'], 'none', 'RUN', 'the folder of a run'),
+    (['{folder}/none'], 'none', '[RUN ...]', 'no such folder'),
   ],
 )
-def test_words_that_are_no_flags(rest, file, has_config, words, said):
-  with pytest.raises(UserError, match=said):
-    cli._check_words(rest, file, has_config, words)
+def test_words_that_are_no_flags(
+  arguments, config, words, said, tmp_path, capsys
+):
+  given = [word.format(folder=tmp_path) for word in arguments]
+  with pytest.raises(SystemExit):
+    cli.read_command_line(['program', *given], config, words)
+  assert_one_sentence(capsys.readouterr().err, said)
+
+
+def test_words_arrive_as_they_are_named(tmp_path):
+  (tmp_path / 'config.json').touch()
+  run = str(tmp_path)
+  for words, given, read in [
+    ('RUN FILE', [run, 'a'], [tmp_path, 'a']),
+    ('[RUN ...]', [], []),
+    ('[RUN ...]', [run] * 3, [tmp_path] * 3),
+    ('FILE LINES [SEED]', ['a', '1'], ['a', '1']),
+  ]:
+    line = ['program', *given]
+    assert cli.read_command_line(line, 'none', words) == read
 
 
 @pytest.mark.parametrize(
   ('arguments', 'code', 'said'),
   [
-    (['{folder}/a.txt', '10', '0', '5'], 1, '2 to 3 words'),
+    (['{folder}/a.txt', '10', '0', '5'], 1, 'FILE LINES [SEED]'),
     (['{folder}/a.txt', 'ten'], 1, 'whole numbers, got ten'),
     (['{folder}/a.txt', '0'], 1, 'at least one line'),
     (['{folder}/none/a.txt', '10'], 1, 'No such file'),

@@ -1,58 +1,17 @@
-"""The growing vocabulary around its rule: text, files, threads, refusals."""
+"""The growing vocabulary around its rule: files, threads, refusals."""
 
-from hypothesis import given
-from hypothesis import strategies as st
 import numpy as np
-import polars as pl
 import pytest
 
-from slipstream_jax.columns.ids import raw_ids
 from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from tests.vocabulary.dictionary import Dictionary
-
-WORDS = ['', 'a', 'ä', '日本', 'b', 'b\0', 'a long name', *'cdefg']
 
 
 def batches_of(seed, batches=40, ids=30, size=17):
   """Batches of ids by popularity, which drifts."""
   rng = np.random.default_rng(seed)
   return [rng.zipf(1.5, size) % ids + number for number in range(batches)]
-
-
-@given(
-  st.lists(st.lists(st.sampled_from([*WORDS, None]), max_size=9), max_size=9),
-  st.integers(2, 5),
-  st.integers(1, 3),
-)
-def test_text_is_a_dictionary_too(batches, size, admit_after):
-  settings = {'size': size, 'admit_after': admit_after, 'candidates': 3}
-  words, expected = GrowingVocabulary(**settings), Dictionary(**settings)
-  # Of those that wait, the lowest hash is forgotten.
-  hashes = raw_ids(WORDS, '').bits.view(np.uint64).tolist()
-  number = {**dict(zip(WORDS, hashes, strict=True)), None: None}
-  states, rows_of = [], []
-  for ids in batches:
-    states.append(words.get_state())
-    rows, fresh = words.assign(pl.Series(ids, dtype=pl.String))
-    wanted, wanted_fresh = expected.take([number[i] for i in ids])
-    assert rows.tolist() == wanted
-    assert fresh.tolist() == wanted_fresh
-    rows_of.append(wanted)
-    by_row = words.ids(rows).tolist()
-    assert by_row == [
-      i if r else None for i, r in zip(ids, wanted, strict=True)
-    ]
-  for at, state in enumerate(states):
-    frozen = words.frozen(at)
-    assert frozen.size == size
-    text = state['data'].tobytes() if 'data' in state else b''
-    assert ''.join(frozen.known.tolist()).encode() == text
-    resumed = GrowingVocabulary(**settings)
-    resumed.set_state(words.get_state(at))
-    for ids, expected in zip(batches[at:], rows_of[at:], strict=True):
-      assert resumed.assign(ids).rows.tolist() == expected
 
 
 @pytest.mark.parametrize('batches', [batches_of(1), [['b', 'a', None]] * 3, []])
@@ -70,20 +29,6 @@ def test_files_hold_all_of_it(tmp_path, batches):
   np.testing.assert_equal(
     loaded.ids(np.arange(9)).tolist(), words.ids(np.arange(9)).tolist()
   )
-
-
-def test_frozen_rows_are_those_of_then():
-  words, then = GrowingVocabulary(12, admit_after=2, candidates=7), []
-  batches = batches_of(2)
-  everything = np.unique(np.concatenate(batches))
-  for ids in batches:
-    then.append(words.rows(everything))
-    words.assign(ids)
-  for at, rows in enumerate(then):
-    frozen = words.frozen(at)
-    np.testing.assert_array_equal(frozen.rows(everything), rows)
-    assert frozen.size == 12
-    assert frozen.ids([0, 11]).shape == (2,)
 
 
 def test_it_is_saved_while_it_is_read_ahead():

@@ -1,8 +1,6 @@
 """Raw ids: the same ones whatever they come in, and one sentence else."""
 
-import doctest
 import importlib
-import pathlib
 
 import numpy as np
 import polars as pl
@@ -138,18 +136,3 @@ def test_what_is_no_id_is_said_in_a_sentence(ids, sentence):
     raw_ids(ids, 'Vocabulary.rows, ids')
   assert '(Vocabulary.rows, ids)' in str(error.value)
   assert '\n' not in str(error.value)
-
-
-@pytest.mark.parametrize('name', ['counted', 'growing'])
-def test_examples_of_docstrings_run(name):
-  module = importlib.import_module(f'slipstream_jax.vocabulary.{name}')
-  results = doctest.testmod(module)
-  assert results.attempted > 3
-  assert not results.failed
-
-
-def test_examples_of_the_page_run():
-  page = pathlib.Path(__file__).parents[2] / 'docs/vocabulary.md'
-  results = doctest.testfile(str(page), module_relative=False)
-  assert results.attempted > 8
-  assert not results.failed

@@ -13,11 +13,11 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build, interrupts
+from experiments.common.build import most_steps
 from experiments.common.meter import Meter
 from experiments.reproduce.measured.cases import Case, trainer_of
 from experiments.reproduce.models import configured
 from experiments.reproduce.results import Cell, Point
-from experiments.systems.order import most_steps
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.placement import bucket
 from slipstream_jax.store.host_table import unique_rows_of

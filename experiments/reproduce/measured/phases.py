@@ -14,11 +14,11 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build
+from experiments.common.build import most_steps
 from experiments.common.meter import now
 from experiments.reproduce.measured.cases import Case, trainer_of
 from experiments.reproduce.models import configured
 from experiments.reproduce.results import Cell, Phase
-from experiments.systems.order import most_steps
 from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch

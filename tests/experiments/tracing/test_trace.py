@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from experiments.tracing.steps import begin_of, STEPS
+from experiments.run.job import begin_of, STEPS
 from tests.support.runs import (
   arrays_of,
   assert_same_tree,

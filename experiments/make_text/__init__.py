@@ -1,0 +1,1 @@
+"""Writes synthetic clicks as Criteo's raw text."""

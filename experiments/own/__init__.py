@@ -1,1 +1,0 @@
-"""What users bring of their own: functions that a config names."""

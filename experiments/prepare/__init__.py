@@ -1,0 +1,1 @@
+"""Packs raw files once, for many experiments."""

@@ -1,0 +1,140 @@
+"""Packs raw data, shows the progress, and says what the folder holds."""
+
+import resource
+import time
+from typing import Any
+
+import ml_collections
+from rich.console import Console
+from rich.table import Table
+
+from experiments.common import report
+from experiments.common.formats import raw_data
+from experiments.common.progress import Bar
+from slipstream_jax.errors import UserError
+from slipstream_jax.packed.columns import (
+  is_finished,
+  open_packed,
+  PackedData,
+  verify,
+)
+from slipstream_jax.packed.prepare import prepare
+
+
+def prepare_data(
+  config: ml_collections.ConfigDict, check: bool = False
+) -> None:
+  """Prepares the data set of `config.data`.
+
+  Raises:
+    UserError: bad settings, bad data or no room. The folder is then not
+      finished. It can be continued if it is still there.
+  """
+  console, data = report.console(), config.data
+  finished = data.path is not None and is_finished(data.path)
+  if not (finished and check):
+    _check_key(data, 'raw', 'the raw data')
+    _check_key(data, 'path', 'the folder to write')
+    _prepare(console, data)
+    if finished:
+      text = _contents(open_packed(data.path))
+      console.print(text, highlight=False, soft_wrap=True)
+  if check:
+    size = sum(nbytes for _, nbytes in verify(data.path))
+    console.print(
+      f'{data.path}: {report.size(size)} as they were written', highlight=False
+    )
+
+
+def _check_key(data: ml_collections.ConfigDict, key: str, what: str) -> None:
+  value = data[key]
+  if not value or (key == 'path' and value.startswith('tfds:')):
+    raise UserError(
+      f'config.data.{key} must name {what}',
+      got=repr(value),
+      where=f'config.data.{key}',
+      hint=f'add --config.data.{key}={"FILE" if key == "raw" else "DIR"}',
+    )
+
+
+def _prepare(console: Console, data: ml_collections.ConfigDict) -> None:
+  """Prepares the data set, shows the progress, and what came of it.
+
+  Of a folder that is finished, it only checks what it was made of.
+  """
+  raw = raw_data(data, data.raw)
+  work = prepare(
+    raw, data.path, min_count=data.min_count, hash_rows=data.hash_rows
+  )
+  begin_s = time.monotonic()
+  begin = next(work, None)
+  if begin is None:
+    return
+  console.print(f'[bold]{raw.name}[/] to {data.path}', highlight=False)
+  with Bar(console, None, '%', begin.phase) as bar:
+    phase = ''
+    for at in work:
+      if at.phase != phase:
+        phase = at.phase
+        bar.begin(phase, at.total or None)
+      rate = (at.examples - begin.examples) / (time.monotonic() - begin_s)
+      facts = [f'{at.examples:,} examples']
+      if phase == 'reading':
+        facts.append(f'{rate:,.0f} examples/s')
+      bar.show(at.done, *facts)
+  passed_s = time.monotonic() - begin_s
+  console.print(_summary(open_packed(data.path), begin.examples, passed_s))
+
+
+def _summary(packed: PackedData, begin_examples: int, passed_s: float) -> Table:
+  """What was made of what, as a table a person reads.
+
+  Args:
+    packed: the finished data set.
+    begin_examples: examples that an earlier process had read.
+    passed_s: time that this one took.
+  """
+  manifest = packed.manifest
+  splits = manifest['splits'].items()
+  examples, tables = manifest['examples'], manifest['tables']
+  peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  view = Table(show_header=False, min_width=60)
+  view.add_column(style='bold')
+  view.add_column(justify='right')
+  for name, text in (
+    ('examples', f'{examples:,}'),
+    *((f'... to {name}', f'{end - a:,}') for name, (a, end) in splits),
+    ('bad lines skipped', f'{manifest["bad_lines"]:,}'),
+    ('clicks per example to train', f'{manifest["base_rate"]:.4f}'),
+    ('tables', f'{len(tables)}'),
+    ('... rows of all', f'{_rows(manifest):,}'),
+    ('bytes before', report.size(sum(s['bytes'] for s in manifest['sources']))),
+    ('bytes after', report.size(_bytes(packed))),
+    ('time', f'{passed_s:,.1f} s'),
+    ('examples/s', f'{(examples - begin_examples) / max(passed_s, 1e-9):,.0f}'),
+    ('peak memory', report.size(peak_rss)),
+  ):
+    view.add_row(name, text)
+  view.add_section()
+  for table in tables:
+    share = table['unknown'] / max(table['lookups'], 1)
+    view.add_row(table['name'], f'{table["rows"]:,} rows, {share:.2%} unknown')
+  return view
+
+
+def _contents(packed: PackedData) -> str:
+  """A sentence on a folder that was finished before."""
+  manifest = packed.manifest
+  return (
+    f'{packed.folder} is finished: {manifest["name"]}, '
+    f'{manifest["examples"]:,} examples, {len(manifest["tables"])} tables of '
+    f'{_rows(manifest):,} rows, {report.size(_bytes(packed))}.'
+  )
+
+
+def _rows(manifest: dict[str, Any]) -> int:
+  return sum(table['rows'] for table in manifest['tables'])
+
+
+def _bytes(packed: PackedData) -> int:
+  return sum(column.nbytes for column in packed.columns.values())

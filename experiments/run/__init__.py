@@ -1,0 +1,1 @@
+"""Trains, evaluates and reports one experiment."""

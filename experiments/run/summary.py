@@ -1,0 +1,265 @@
+"""The parts of a run under way, and what they come to in numbers."""
+
+import pathlib
+import resource
+from typing import Any, NamedTuple
+
+import ml_collections
+from rich.console import Console
+
+from experiments.common import build
+from experiments.common.compiling import compiled
+from experiments.common.meter import Meter
+from experiments.common.record import Recorder
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
+from slipstream_jax.data.source import Dataset
+from slipstream_jax.engine.pipeline import PlannedBatches
+from slipstream_jax.selection.gain import VERDICTS
+from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.trainer_parts import TrainerParts
+
+
+class Run(NamedTuple):
+  """The parts of a run under way."""
+
+  config: ml_collections.ConfigDict
+  data: Dataset
+  trainer: TrainerParts
+  batches: PlannedBatches
+  checkpoints: Checkpoints
+  recorder: Recorder
+  screen: Console
+  where: pathlib.Path
+  before: dict[str, Any]
+  """What earlier processes of the run spent: see `totals`."""
+  command: str
+  """Shell command that continues the run."""
+
+
+TOTALS = 'totals'
+"""Kind of the lines that keep what the run's processes spent, by the step of a
+checkpoint: who resumes it goes on from there."""
+
+
+def totals_before(recorder: Recorder) -> dict[str, Any]:
+  """What earlier processes of the run spent; empty if there are none."""
+  lines = [line for line in recorder.lines if line['kind'] == TOTALS]
+  return lines[-1] if lines else {}
+
+
+def totals(run: Run, meter: Meter, step: int) -> dict[str, Any]:
+  """What the run's processes spent up to this step, as a line to record."""
+  before = run.before
+  now = {
+    'seconds_compiling': compiled().seconds,
+    'compilations': compiled().programs,
+    'seconds_choosing': run.batches.seconds_choosing,
+    'seconds_watching': run.trainer.seconds_watching,
+    'processes': 1,
+  }
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  return {
+    'step': step,
+    'kind': TOTALS,
+    'seconds': meter.seconds,
+    'examples_timed': meter.examples,
+    **{key: before.get(key, 0) + value for key, value in now.items()},
+    **_tiers(run),
+    'peak_rss_bytes': max(peak, before.get('peak_rss_bytes', 0)),
+  }
+
+
+_TIERS = {
+  'store_rows_gathered': 'gathered',
+  'store_rows_in_memory': 'hits',
+  'store_rows_fetched_ahead': 'fetched',
+  'store_rows_missed': 'missed',
+  'store_rows_computed': 'first',
+  'store_rows_written': 'written',
+  'store_bytes_read': 'bytes_read',
+  'store_bytes_written': 'bytes_written',
+  'seconds_waiting_for_store': 'waited_s',
+}
+"""Names of the fields of `TierCounts`."""
+
+
+def _tiers(run: Run) -> dict[str, Any]:
+  """What stores on a disk did, in all processes; empty where there are none."""
+  counts = [group.host.counts for group in run.trainer.engine.groups]
+  there = [one for one in counts if one is not None]
+  return {
+    name: run.before.get(name, 0) + sum(getattr(one, field) for one in there)
+    for name, field in _TIERS.items()
+    if there
+  }
+
+
+_NOT_NUMBERS = 'examples', 'heads'  # of metrics, under another name or none
+
+
+def summarize(
+  run: Run, metrics: Metrics, spent: dict[str, Any]
+) -> dict[str, Any]:
+  """The run in numbers: all of it, however often it was resumed.
+
+  Args:
+    run: which is through.
+    metrics: of its evaluation.
+    spent: the line of its totals.
+  """
+  counters, seconds = run.trainer.engine.counters, spent['seconds']
+  return {
+    'data': run.data.name,
+    'seed': run.config.seed,
+    'system': run.config.system,
+    'placement': run.trainer.engine.placements[0].name,
+    'batches': -(-counters.examples_seen // run.config.data.batch_size),
+    'steps': spent['step'],
+    'seconds': seconds,
+    'examples_per_s': spent['examples_timed'] / seconds if seconds else None,
+    **{k: v for k, v in metrics._asdict().items() if k not in _NOT_NUMBERS},
+    'examples_evaluated': metrics.examples,
+    'bayes_auc': run.data.bayes_auc,
+    **counters._asdict(),
+    **{key: spent[key] for key in _TIERS if key in spent},
+    **_skipped(run, spent),
+    **_saved(run, spent),
+    **{
+      key: spent[key]
+      for key in (
+        *('processes', 'compilations', 'seconds_compiling', 'peak_rss_bytes'),
+      )
+    },
+  }
+
+
+def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
+  """What skipping did, and what it cost; null in a plain run."""
+  skip, skips = run.config.skip, build.skips(run.config)
+  decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
+  last = decisions[-1] if decisions else {}
+  undecided = [x for x in run.recorder.lines if x['kind'] == 'undecided']
+  kinds = 'decision', 'missed', 'undecided'
+  # Of a decision what its fit says, of 'missed' what became of 100 batches.
+  lines = [x for x in run.recorder.lines if x['kind'] in kinds]
+  missed = [x['missed'] for x in lines if x.get('missed') is not None]
+  # The newest; some lines do not tell.
+  shares = (x for x in map(_hot_share, reversed(lines)) if x is not None)
+  counters = run.trainer.engine.counters
+  share = counters.examples_dropped / max(counters.examples_seen, 1)
+  return {
+    'skip_mode': skip.mode,
+    'skip_policy': skip.policy if skips else None,
+    'drop': skip.drop if skips else None,
+    'drop_of': skip.drop_of if skips else None,
+    'examples_dropped_share': share if skips else None,
+    'drop_missed_share': max(missed, key=abs, default=None),
+    'times_undecided': len(undecided) or None,
+    'examples_hot_share': next(shares, None),
+    'rows_stale': last.get('rows_stale'),
+    **_worth(run),
+    'seconds_choosing': spent['seconds_choosing'] if skips else None,
+    'seconds_watching': spent['seconds_watching'] if skips else None,
+  }
+
+
+def _worth(run: Run) -> dict[str, Any]:
+  """What choosing by scores is worth, as was last told; null if by none."""
+  lines = [line for line in run.recorder.lines if 'verdict' in line]
+  last = lines[-1] if lines else {}
+  names = 'scorer_auc', 'scorer_log_loss', 'variance_bound', 'log_loss_lost'
+  return {
+    **{name: last.get(name) for name in names},
+    'drop_found': last.get('drop'),
+    'choosing': VERDICTS[last['verdict']] if last else None,
+  }
+
+
+def _hot_share(line: dict[str, Any]) -> float | None:
+  """Of a line of a decision, or of a target that was missed."""
+  share: float | None = line.get('hot_share', line.get('examples_hot'))
+  return share
+
+
+def tell_event(run: Run, step: int, event: dict[str, Any] | None) -> None:
+  """Records what the schedule decided before a step, and says what went wrong.
+
+  Nothing, if it decided nothing.
+  """
+  if event is None:
+    return
+  before = [x['verdict'] for x in run.recorder.lines if 'verdict' in x]
+  kinds = 'decision', 'undecided'
+  decided = [x['kind'] for x in run.recorder.lines if x['kind'] in kinds]
+  run.recorder.write({'step': step, **event})
+  verdict = event.get('verdict')
+  # Said once, and again where it comes to be so anew.
+  if verdict and before[-1:] != [verdict]:
+    run.screen.print(VERDICTS[verdict], highlight=False)
+  if event['kind'] == 'undecided' and decided[-1:] != ['undecided']:
+    run.screen.print(_undecided_in_words(event), highlight=False)
+  if event['kind'] == 'missed':
+    line = _missed_in_words(run.config.skip, event)
+    run.screen.print(line, highlight=False)
+
+
+def _undecided_in_words(event: dict[str, Any]) -> str:
+  """Returns the line that says why nothing could be decided.
+
+  Args:
+    event: of kind 'undecided'.
+  """
+  if 'batches_left_out' in event:
+    said = (
+      f'the last {event["batches_left_out"]:,} batches of the source left'
+      ' nothing to train, so no example is left out until the next decision'
+    )
+  elif 'examples_hot' in event:
+    said = (
+      'no example of the sample looks up hot rows only, so the drop target'
+      ' cannot be met, and nothing is skipped until some do'
+    )
+  else:
+    said = 'the next period began before the decision was due, so there is none'
+  return f'{event["batches_seen"]:,} batches: {said}'
+
+
+def _missed_in_words(
+  skip: ml_collections.ConfigDict, event: dict[str, Any]
+) -> str:
+  """What a person is told of a missed drop target, or of a falling hot share.
+
+  Args:
+    skip: the config's section.
+    event: of kind 'missed'.
+  """
+  of = 'all' if skip.drop_of == 'all' else 'hot'
+  return (
+    f'{event["batches_seen"]:,} batches: {event["dropped"]:.0%} of {of} '
+    f'examples were dropped lately, {event["asked"]:.0%} were asked for; '
+    f'{event["hot_share"]:.0%} look up hot rows only, '
+    f'{event["hot_share_before"]:.0%} did before'
+  )
+
+
+def _saved(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
+  """What placement and skipping saved, against streaming every row.
+
+  What moved more than that saved nothing: it cost the rest, `extra`.
+  """
+  counters = run.trainer.engine.counters
+  rows = counters.rows_used - counters.rows_loaded
+  moved = counters.bytes_loaded + counters.bytes_stored
+  nbytes = 2 * counters.bytes_used - moved
+  per_example = spent['seconds'] / max(spent['examples_timed'], 1)
+  return {
+    'saved_rows': max(rows, 0),
+    'extra_rows': -rows if rows < 0 else None,
+    'saved_bytes': max(nbytes, 0),
+    'extra_bytes': -nbytes if nbytes < 0 else None,
+    'saved_seconds': (
+      counters.examples_dropped * per_example
+      if build.skips(run.config)
+      else None
+    ),
+  }

@@ -1,1 +1,0 @@
-"""Parts of a run under way that no other program has."""

@@ -1,1 +1,0 @@
-"""What a person watches while a program runs."""

@@ -1,1 +1,0 @@
-"""What a run does with its time, for a profiler's timeline."""

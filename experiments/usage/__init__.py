@@ -1,1 +1,0 @@
-"""What a program says of itself: --help, and what was meant by a wrong key."""

@@ -1,0 +1,81 @@
+"""MovieLens' ratings: examples in the order of time, histories, and rows."""
+
+import collections
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from slipstream_jax.formats.base import END
+from slipstream_jax.formats.in_memory import in_memory
+from slipstream_jax.formats.movielens import movielens_raw
+from slipstream_jax.tables import Feature
+from tests.formats.text_formats import FORMATS
+
+NAMES = [name for name in FORMATS if name.startswith('ml')]
+
+
+def slow_examples(path, name, history, threshold=4.0):
+  """Examples in the order of time, by a dictionary of what each user did."""
+  rows = [*FORMATS[name].slow_rows(path.read_bytes()).values()]
+  seen, of_item, examples = {}, {}, []
+  for user, item, word, _ in sorted(rows, key=lambda row: row[3]):  # stable
+    past = seen.setdefault(user, [])
+    stars = float(word.to_bytes(3).lstrip(b'\0'))
+    label = stars >= threshold if threshold else stars / 5
+    dense = np.log1p(np.float32([len(past), of_item.get(item, 0)]))
+    latest = past[-history:] if history else []
+    examples.append((np.float32(label), dense, user, item, latest))
+    past.append(item)
+    of_item[item] = of_item.get(item, 0) + 1
+  return examples
+
+
+def write(path, name, count=400, seed=0):
+  return FORMATS[name].write(path, FORMATS[name].lines(count, seed))
+
+
+@pytest.mark.parametrize('name', NAMES)
+@settings(max_examples=25)
+@given(
+  st.integers(1, 60),
+  st.integers(0, 99),
+  st.integers(0, 9),
+  st.sampled_from([0.5, 3.5, 4.0, 5.0, None]),
+)
+def test_any_log_has_the_histories_of_a_slow_reader(
+  name, tmp_path_factory, count, seed, history, threshold
+):
+  path = write(tmp_path_factory.getbasetemp() / 'log', name, count, seed)
+  raw = movielens_raw(path, history=history, threshold=threshold)
+  expected = slow_examples(path, name, history, threshold)
+  (chunk,) = (chunk for chunk, _ in raw.parts[0].chunks())
+  assert chunk.labels.tolist() == [example[0] for example in expected]
+  np.testing.assert_array_equal(chunk.dense, [e[1] for e in expected])
+  assert chunk.ids.tolist() == [
+    [user, item, *past, *[END] * (history - len(past))]
+    for _, _, user, item, past in expected
+  ]
+
+
+def test_the_latest_are_held_out_and_rows_ranked_by_all_features(tmp_path):
+  path = write(tmp_path / 'ratings.csv', 'ml csv')
+  raw = movielens_raw(path, history=4, test_share=0.25)
+  data = in_memory(raw, min_count=2)
+  assert list(data.sizes) == ['user', 'item']
+  assert data.features['history'] == Feature('item', 'mean', 4)
+  assert (data.train_examples, data.dense_features) == (300, 2)
+  expected = slow_examples(path, 'ml csv', 4)
+  seen = collections.Counter()
+  for _, _, _, item, past in expected[:300]:
+    seen.update([item, *past])
+  assert data.sizes['item'] == 2 + sum(count >= 2 for count in seen.values())
+  batch = next(data.train(300))
+  assert batch.lookups.shape == (300, 6)
+  popular, _ = max(seen.items(), key=lambda pair: (pair[1], -pair[0]))
+  row = data.sizes['user'] + 1  # after that of unknown ids
+  is_popular = [example[3] == popular for example in expected[:300]]
+  assert (batch.lookups[:, 1] == row).tolist() == is_popular
+  (test,) = data.test(100)
+  assert test.labels.tolist() == [example[0] for example in expected[300:]]
