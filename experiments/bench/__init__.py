@@ -1,1 +1,1 @@
-"""Times the parts of a step, this library against others."""
+"""Times the parts of a step, and this library beside others."""

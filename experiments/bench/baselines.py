@@ -1,13 +1,13 @@
-"""PyTorch's side of a comparison: DLRM training as its users write it fast.
+"""Trains DLRM in PyTorch, written as its users write it for speed.
 
-A baseline is the same model (arXiv 1906.00091), data and update in PyTorch.
-Where PyTorch leaves a choice, the fastest measured one is taken, and example is
-laid out outside of the timed step: a comparison should err in the baselines'
-favour. PyTorch and FBGEMM, the extra `slipstream_jax[baselines]`, are imported
+A baseline has the same model (arXiv 1906.00091), data and update. A comparison
+should err in favour of the baselines. So where PyTorch leaves a choice, the
+fastest measured one is taken, and examples are laid out before the timed step.
+PyTorch and FBGEMM are the extra `slipstream_jax[baselines]`. They are imported
 on use.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 import importlib
 import itertools
@@ -40,7 +40,7 @@ class Examples(NamedTuple):
 
 
 class Baseline(NamedTuple):
-  """A model with its tables and optimizers; `step` changes them in place."""
+  """A model with its tables and optimizers. `step` changes them in place."""
 
   prepare: Callable[[Batch], Examples]
   """Lays a batch of one-hot lookups out for `step`; not to be timed."""
@@ -53,7 +53,7 @@ class Baseline(NamedTuple):
 
 
 def absent(name: str) -> str | None:
-  """Why the baseline cannot be built here, or None if it can."""
+  """Returns why the baseline cannot be built here, or None if it can."""
   module = 'fbgemm_gpu' if name.startswith('fbgemm') else 'torch'
   try:
     importlib.import_module(module)
@@ -67,15 +67,17 @@ def absent(name: str) -> str | None:
   return None
 
 
-def load(
-  baseline: Baseline, tables: Iterable[np.ndarray], dense: Iterable[np.ndarray]
-) -> None:
-  """Overwrites a baseline's parameters, shaped and ordered as in `Baseline`."""
-  import torch
+def turn_of(
+  baseline: Baseline, batches: Sequence[Batch]
+) -> Callable[[int], None]:
+  """Returns a turn of a contest that trains on batches, over and over."""
+  examples = itertools.cycle([baseline.prepare(batch) for batch in batches])
 
-  ours = (*baseline.tables, *baseline.dense)
-  for target, source in zip(ours, (*tables, *dense), strict=True):
-    target.copy_(torch.from_numpy(source))
+  def turn(steps: int) -> None:
+    for _ in range(steps):
+      float(baseline.step(next(examples)))  # ours reads its losses, too
+
+  return turn
 
 
 def embedding_bag(
@@ -88,7 +90,7 @@ def embedding_bag(
   onednn: bool = False,
   device: str = 'cpu',
 ) -> Baseline:
-  """Baseline with one `nn.EmbeddingBag(sparse=True)` per table, trained by SGD.
+  """Returns one `nn.EmbeddingBag(sparse=True)` per table, trained by SGD.
 
   Args:
     rows: R of each table.
@@ -128,10 +130,10 @@ def fbgemm(
   onednn: bool = False,
   optimizer: Literal['sgd', 'rowwise_adagrad'] = 'sgd',
 ) -> Baseline:
-  """Baseline with FBGEMM's batched tables in host memory, as TorchRec has them.
+  """Returns FBGEMM's batched tables in host memory, as TorchRec has them.
 
-  The arguments are those of `embedding_bag` (but D is a multiple of 4), and
-  `optimizer`: of the rows, fused into their backward pass.
+  The arguments are those of `embedding_bag`, with D a multiple of 4, and the
+  rows' `optimizer`, which is fused into their backward pass.
   """
   with warnings.catch_warnings():  # of kernels for SSD, not in this build
     warnings.filterwarnings('ignore', '(?s).*Failed to import.*_ssd')
@@ -191,7 +193,7 @@ def _dlrm(
   onednn: bool,
   device: str = 'cpu',
 ) -> _Model:
-  """DLRM; `vectors` interact: the bottom MLP's, and those `pool` reads."""
+  """Returns DLRM. The bottom MLP's vector and those of `pool` interact."""
   import torch
 
   pairs = torch.from_numpy(np.flatnonzero(np.tri(vectors, k=-1))).to(device)
@@ -252,11 +254,11 @@ def _linear_relu(x: 'Tensor', weight: 'Tensor', bias: 'Tensor') -> 'Tensor':
 
 @cache
 def _onednn_linear_relu() -> Callable[..., 'Tensor']:
-  """ReLU of a linear layer: (f32[B, in], weight, bias) -> f32[B, out].
+  """Returns ReLU of a linear layer: (f32[B, in], weight, bias) -> f32[B, out].
 
-  torch's own layer multiplies with MKL, which on AMD leaves out AVX-512 and
+  torch's own layer multiplies with MKL, which on AMD does not use AVX-512 and
   takes twice the time of oneDNN. The operator is private and tied to one
-  version of torch: no user writes this, but it shows what torch could do.
+  version of torch. Users do not write this, but it shows what torch could do.
   """
   import torch
 

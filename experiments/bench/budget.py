@@ -1,12 +1,7 @@
-"""What the host does for a step, phase by phase, and how often it is fed.
+"""Measures what the host does for a step, phase by phase and in all."""
 
-Each phase is timed by itself, one after the other; the pipeline as it runs,
-with a device that is busy for some time or not at all.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
-import functools
 import gzip
 import itertools
 import json
@@ -16,110 +11,140 @@ import time
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
-from experiments.bench.contest import Replay
-from slipstream_jax.data.prefetch import OrderedResults
+from experiments.bench.contest import (
+  Replay,
+  Stopwatch,
+  trainer_of,
+)
+from experiments.bench.runner import Item
+from experiments.common import datasets
+from experiments.common.progress import Bar
 from slipstream_jax.engine.buffers import to_host, to_step
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.training.loop import take_step
 from slipstream_jax.training.trainer_parts import planned, TrainerParts
-from slipstream_jax.types import Batch, RowBlock
+from slipstream_jax.types import Batch
 
-Spent = dict[str, list[float]]
-TURNS = 6
-"""Of a rate; the first is left out."""
-_WARM = 5  # of everything, the first ones: left out of medians
-_PROGRAM = 'PjitFunction('  # so JAX's profiler names the call of one
+_PLACEMENTS = ('resident', 'pinned', 'cached', 'streamed')
+_TURNS = 6  # of a rate, which leaves out the first
+_PROGRAM = 'PjitFunction('  # what JAX's profiler calls the start of a program
 
 
-def timed(spent: Spent, phase: str, call: Callable[[], Any]) -> Any:
-  """What the call gives, once it is computed; notes its ms."""
-  started = time.perf_counter()
-  result = jax.block_until_ready(call())
-  spent.setdefault(phase, []).append(1e3 * (time.perf_counter() - started))
-  return result
+def measure(
+  config: ml_collections.ConfigDict,
+  bar: Bar,
+  sizes: Sequence[int],
+  workers: Sequence[int],
+  step_ms: float,
+  steps: int,
+) -> Iterator[Item]:
+  """Yields ms per batch.
 
-
-def medians(spent: Spent) -> dict[str, float]:
-  """Of each phase, its first turns left out."""
-  return {phase: float(np.median(ms[_WARM:])) for phase, ms in spent.items()}
+  Args:
+    config: what to train.
+    bar: shows what is measured.
+    sizes: batch sizes.
+    workers: numbers of threads to compare.
+    step_ms: how long a step takes that only waits.
+    steps: of a figure.
+  """
+  alone, in_all = [], []
+  for size in sizes:
+    config.data.batch_size = size
+    data, watch = datasets.dataset(config), Stopwatch()
+    with contextlib.closing(data.train(size)) as source:
+      batches = [watch('data', next, source) for _ in range(_TURNS * steps)]
+    bar.begin(f'batch {size}', len(_PLACEMENTS), 'placement')
+    for number, placement in enumerate(_PLACEMENTS):
+      bar.show(number, placement)
+      config.placement = placement
+      head = {'batch': size, 'placement': placement}
+      trainer = trainer_of(config, data)
+      if not number:  # the same program under every placement
+        step = real_step_ms(trainer, batches[:steps])
+      line = {**head, **watch.medians(), **phases(trainer, batches[:steps])}
+      starts = dispatches(trainer, batches[:steps])
+      alone.append({**line, 'step': step, 'dispatches': starts})
+      for line in rates(trainer, batches, workers, sorted({0.0, step_ms})):
+        in_all.append(head | line)
+  yield 'ms per batch, one phase after the other', alone
+  yield 'ms per batch in all, with a step that waits', in_all
 
 
 def phases(trainer: TrainerParts, batches: Sequence[Batch]) -> dict[str, float]:
-  """Median ms of what the host does for a batch, in one thread.
+  """Returns the median ms of what the host does for a batch, in one thread.
 
-  The sums of all groups of tables. `sequential` is what no worker shares.
+  They are sums over all groups of tables. No worker shares `sequential`.
   """
-  sums: dict[str, float] = {}
-  for number in range(len(trainer.engine.groups)):
-    for phase, ms in _phases_of(trainer, number, batches).items():
-      sums[phase] = sums.get(phase, 0.0) + ms
+  watches = [
+    _phases_of(trainer, number, batches)
+    for number in range(len(trainer.engine.groups))
+  ]
+  medians = [watch.medians() for watch in watches]
+  sums = {name: sum(ms[name] for ms in medians) for name in medians[0]}
   return {**sums, 'sequential': sums['plan'] + sums['link']}
 
 
 def _phases_of(
   trainer: TrainerParts, number: int, batches: Sequence[Batch]
-) -> dict[str, float]:
-  group, of_table = (
-    trainer.engine.groups[number],
-    trainer.engine.tables.groups[number],
-  )
-  placement, spent = group.placement, Spent()
+) -> Stopwatch:
+  engine, watch = trainer.engine, Stopwatch()
+  group, tables = engine.groups[number], engine.tables.groups[number]
+  placement, host = group.placement, group.host
   state = placement.start(group.num_rows, group.hot, None)
-  time_of = functools.partial(timed, spent)
-  host, before = group.host, None
-  find = functools.partial(unique_rows_of, group=of_table, hot=group.hot)
+  before = None
   known = [
-    time_of('unique', functools.partial(find, batch.lookups))
+    watch('unique', unique_rows_of, batch.lookups, tables, group.hot)
     for batch in batches
   ]
   for at, batch in enumerate(batches):
     window = known[at : at + 1 + placement.look_ahead]
     inverse, count = window[0].inverse, bucket(len(window[0].rows))
-    weigh = functools.partial(row_weights, inverse, batch.weights, count)
-    weights = time_of('weights', weigh)
-    make = functools.partial(placement.plan, state, window)
-    state, plan = time_of('plan', make)
-    plan = time_of('link', functools.partial(link, before or plan, plan))
+    weights = watch('weights', row_weights, inverse, batch.weights, count)
+    state, plan = watch('plan', placement.plan, state, window)
+    plan = watch('link', link, before or plan, plan)
+    assert plan.forward is not None  # as it is linked
     rows = plan.rows[plan.load][plan.forward.at < 0]
-    size = bucket(len(rows), smallest=1024)
-    gather = functools.partial(host.gather, rows, size)
-    block = time_of('gather', gather)
+    block = watch('gather', host.gather, rows, bucket(len(rows), smallest=1024))
     # The batch's own columns go with the first group's rows.
     columns = (batch.dense, batch.labels, batch.weights) if not number else ()
     inputs = block, plan.inverse, weights, columns
-    on_device: tuple[RowBlock, *tuple[Any, ...]]
-    on_device = time_of('put', functools.partial(to_step, inputs))
-    time_of('get', functools.partial(to_host, on_device[0]))
-    scatter = functools.partial(host.scatter, rows, block)
-    time_of('scatter', scatter)
+    on_device = watch('put', to_step, inputs)
+    watch('get', to_host, on_device[0])
+    watch('scatter', host.scatter, rows, block)
     before = plan
-  return medians(spent)
+  return watch
 
 
-def step_ms(trainer: TrainerParts, batches: Sequence[Batch]) -> float:
-  """Median ms of the step itself: forward, backward and updates."""
-  spent, update = Spent(), trainer.update
+def real_step_ms(trainer: TrainerParts, batches: Sequence[Batch]) -> float:
+  """Returns the median ms of the step: forward, backward and updates."""
+  watch, update = Stopwatch(), trainer.update
 
   def timed_update(*arguments: Any) -> Any:
     jax.block_until_ready(arguments)
-    return timed(spent, 'step', functools.partial(update, *arguments))
+    return watch('step', update, *arguments)
 
   trainer.update = timed_update
   with planned(trainer, Replay(batches), 0) as stream:
-    for item in itertools.islice(stream, len(batches)):
-      take_step(trainer, item)
+    _take(trainer, stream, len(batches))
   trainer.update = update
-  return medians(spent)['step']
+  return watch.medians()['step']
+
+
+def _take(trainer: TrainerParts, stream: PlannedBatches, steps: int) -> None:
+  for item in itertools.islice(stream, steps):
+    take_step(trainer, item)
 
 
 def dispatches(trainer: TrainerParts, batches: Sequence[Batch]) -> float | None:
-  """Compiled programs that the host starts for a step, in the mean.
+  """Returns the mean number of compiled programs that the host starts per step.
 
-  As counted by JAX's profiler; None where it names them otherwise.
+  JAX's profiler counts them. None if it gives them another name.
   """
   options = jax.profiler.ProfileOptions()
   options.python_tracer_level = 0
@@ -127,20 +152,16 @@ def dispatches(trainer: TrainerParts, batches: Sequence[Batch]) -> float | None:
     tempfile.TemporaryDirectory() as folder,
     planned(trainer, Replay(batches), 0) as stream,
   ):
-    for item in itertools.islice(stream, len(batches)):
-      take_step(trainer, item)  # compiles, and fills a cache
-    items = itertools.islice(stream, len(batches))
+    _take(trainer, stream, len(batches))  # compiles, and fills a cache
     with jax.profiler.trace(folder, profiler_options=options):
-      for item in items:
-        take_step(trainer, item)
+      _take(trainer, stream, len(batches))
     (path,) = pathlib.Path(folder).rglob('*.trace.json.gz')
-    with gzip.open(path) as file:
-      events = json.load(file)['traceEvents']
-  return _calls(events) / len(batches) or None
+    events = json.loads(gzip.decompress(path.read_bytes()))['traceEvents']
+  return calls_of(events) / len(batches) or None
 
 
-def _calls(events: Sequence[dict[str, Any]]) -> int:
-  """Calls of programs, one within another counted once."""
+def calls_of(events: Sequence[dict[str, Any]]) -> int:
+  """Counts the calls of programs; a call within a call is not counted."""
   calls = sorted(
     (event['tid'], event['ts'], event['ts'] + event['dur'])
     for event in events
@@ -157,59 +178,34 @@ def rates(
   trainer: TrainerParts,
   batches: Sequence[Batch],
   workers: Sequence[int],
-  device_ms: float,
+  steps_ms: Sequence[float],
 ) -> Iterator[dict[str, Any]]:
-  """Median ms per batch of the whole pipeline, over several turns.
+  """Yields the median ms per batch of the whole pipeline.
 
-  `cpu ms` is the processor's time of all threads, those of a CPU that stands
-  for the device among them.
+  `cpu ms` is the processor time of all threads, which include those of a CPU
+  that is the device.
 
   Args:
     trainer: takes no real step here.
-    batches: of all turns, each in one of them: a cache must miss some rows.
-    workers: threads to compare.
-    device_ms: what a step takes the device; nothing is measured as well.
+    batches: of all turns. Each is in one turn, so that a cache misses rows.
+    workers: numbers of threads to compare.
+    steps_ms: milliseconds that a step takes the device, to compare.
   """
-  for number in workers:
-    for busy_ms in sorted({0.0, device_ms}):
-      with planned(trainer, Replay(batches), 2, number) as stream:
-        turns = [
-          _turn(trainer, stream, busy_ms, len(batches) // TURNS)
-          for _ in range(TURNS)
-        ]
-      ms, cpu_ms = np.median(turns[1:], axis=0)
-      line = {'workers': number, 'step ms': busy_ms}
-      yield {**line, 'ms per batch': float(ms), 'cpu ms': float(cpu_ms)}
-
-
-def unique_rates(
-  trainer: TrainerParts, batches: Sequence[Batch], workers: Sequence[int]
-) -> Iterator[dict[str, Any]]:
-  """Median ms per batch in which so many workers find unique ids, in turns."""
-  groups, tables = trainer.engine.groups, trainer.engine.tables.groups
-
-  def find(batch: Batch) -> None:
-    for group, of_table in zip(groups, tables, strict=True):
-      unique_rows_of(batch.lookups, of_table, group.hot)
-
-  spent: dict[int, list[float]] = {number: [] for number in workers}
-  for _ in range(TURNS):
-    for number, turns in spent.items():
-      with contextlib.closing(
-        OrderedResults(iter(batches), find, number)
-      ) as all_of:
-        started = time.perf_counter()
-        for _ in all_of:
-          pass
-        turns.append(1e3 * (time.perf_counter() - started) / len(batches))
-  for number, turns in spent.items():
-    yield {'workers': number, 'ms per batch': float(np.median(turns[1:]))}
+  for number, busy_ms in itertools.product(workers, steps_ms):
+    with planned(trainer, Replay(batches), 2, number) as stream:
+      turns = [
+        _turn(trainer, stream, busy_ms, len(batches) // _TURNS)
+        for _ in range(_TURNS)
+      ]
+    ms, cpu_ms = np.median(turns[1:], axis=0)
+    line = {'workers': number, 'step ms': busy_ms}
+    yield {**line, 'ms per batch': float(ms), 'cpu ms': float(cpu_ms)}
 
 
 def _turn(
   trainer: TrainerParts, stream: PlannedBatches, busy_ms: float, steps: int
 ) -> tuple[float, float]:
-  """Ms per batch of so many steps, and those of the processor."""
+  """Returns the ms per batch of some steps, and those of the processor."""
   free = 0.0  # when the device will be done with all steps
   real = trainer.update
 
@@ -223,7 +219,7 @@ def _turn(
   for item in itertools.islice(stream, steps):
     with trainer.engine.helped(stream.helpers):
       take_step(trainer, item)
-    # As in training: the step before is waited for once this one is dispatched.
+    # As in training, the previous step is awaited once this one is dispatched.
     time.sleep(max(0.0, last - time.perf_counter()))
     last = free
   jax.block_until_ready(trainer.engine.groups[-1].load(item.plans[-1]))

@@ -1,20 +1,19 @@
-"""How many rows a second a disk gives, and how many a store on it.
+"""Measures how many rows per second a disk reads, alone and through a store.
 
     python -m experiments.bench.disk [--rows=N] [--dim=N] [--path=DIR]
 
-Rows at random of a file that has all of them, as large as --rows and --dim make
-it: what the system keeps of it in memory is dropped before every figure. Beside
-the stores stands a plain loop of `pread` over blocks of 4 KiB at random places
-of the same file, by so many threads: what the disk itself can do.
+Reads rows at random from a file that holds them all. What the system keeps of
+the file in memory is dropped before every figure. A plain loop of `pread` over
+blocks of 4 KiB at random places of the same file shows what the disk can do.
 """
 
-import pathlib
+from collections.abc import Iterator
 import tempfile
+from typing import Any
 
 from absl import flags
 
-from experiments.bench.cold import figures
-from experiments.common import cli, record, report
+from experiments.bench import runner
 
 _ROWS = flags.DEFINE_integer(
   'rows', 4_000_000, 'Rows of the file.', lower_bound=1 << 16
@@ -23,17 +22,16 @@ _DIM = flags.DEFINE_integer(
   'dim', 64, 'Floats of a row, beside one of row state.', lower_bound=1
 )
 _PATH = flags.DEFINE_string('path', tempfile.gettempdir(), 'Folder to use.')
-_JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')
 
 
-def main() -> None:
-  """Measures and prints; writes the figures with --json."""
-  frame = list(figures(_ROWS.value, _DIM.value, _PATH.value))
+def bench(bar: Any) -> Iterator[runner.Item]:
+  """Yields the rows/s of every way to read or write."""
+  from experiments.bench import cold
+
+  bar.begin('reading and writing rows')
   title = f'{_ROWS.value:,} rows of {4 * _DIM.value + 4} bytes, cold'
-  report.console().print(report.table(title, frame))
-  if _JSON.value:
-    record.write_json(pathlib.Path(_JSON.value), frame)
+  yield title, list(cold.speeds(_ROWS.value, _DIM.value, _PATH.value))
 
 
 if __name__ == '__main__':
-  cli.run(main, config='none')
+  runner.run(bench, 'none')

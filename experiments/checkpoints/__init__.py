@@ -1,1 +1,1 @@
-"""Lists and copies the checkpoints of runs."""
+"""Lists and copies the checkpoints of a run."""

@@ -87,7 +87,7 @@ def new_examples(data: ml_collections.ConfigDict, path: str) -> RawData:
       got='one on made-up clicks' if data.path is None else repr(data.format),
       where='config.data.format',
       hint='make batches yourself, and score them with'
-      ' experiments.predict.loading',
+      ' experiments.common.loading',
     )
   return NEW_EXAMPLES[data.format](data, path)
 

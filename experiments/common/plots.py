@@ -1,4 +1,4 @@
-"""Pictures: one look for all of them, and those of a run."""
+"""Draws the pictures of a run."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -7,7 +7,61 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import report
+from experiments.common import page, report
+
+_TRAINED = 'million examples trained'
+
+
+def learning_curve(
+  path: pathlib.Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]
+) -> None:
+  """Draws training loss and held-out AUC against examples trained."""
+  figure, (left, right) = page.figure(3.8, width=10, ncols=2)
+  color = page.color(0)
+  left.plot(*_points(lines, 'train', 'loss'), color=color)
+  left.set(title='training loss', xlabel=_TRAINED, ylabel='log loss')
+  curve = _points(lines, 'eval', 'auc')
+  right.plot(*curve, color=color, marker='o', markersize=4)
+  bayes = summary['bayes_auc']
+  if bayes is not None:
+    right.axhline(bayes, color=page.color(1), linestyle='--')
+    words = f'Bayes AUC {bayes:.4f}'
+    note(right, words, (0.98, bayes), xycoords=('axes fraction', 'data'))
+  title = f'held-out AUC, {report.auc(summary["auc"])} at the end'
+  right.set(title=title, xlabel=_TRAINED, ylabel='AUC')
+  figure.suptitle(summary['data'], fontsize=9, color=page.color('muted'))
+  figure.savefig(path, dpi=130)
+
+
+def transfers(
+  path: pathlib.Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]
+) -> None:
+  """Draws bytes moved per step against examples trained."""
+  figure, (axis,) = page.figure(3.8, width=7)
+  for verb, style, color in (('loaded', '-', 'c0'), ('stored', '--', 'c1')):
+    points = _points(lines, 'train', f'mb_{verb}_per_step')
+    axis.plot(*points, style, color=page.color(color), label=verb)
+  axis.set(xlabel=_TRAINED, ylabel='MB per step')
+  axis.set_ylim(bottom=0)
+  axis.set_title(summary['data'], fontsize=9, color=page.color('muted'))
+  page.legend(figure)
+  figure.savefig(path, dpi=130)
+
+
+def note(axis: Any, words: str, at: tuple[Any, ...], **options: Any) -> None:
+  """Writes small words to the left of, and below, a point of the axes."""
+  place = {'xytext': (-4, -4), 'textcoords': 'offset points'}
+  look = {'ha': 'right', 'va': 'top', 'fontsize': 8}
+  color = page.color('muted')
+  axis.annotate(words, at, color=color, **place, **look, **options)
+
+
+def _points(
+  lines: Sequence[dict[str, Any]], kind: str, key: str
+) -> tuple[list[float], list[float]]:
+  kept = [x for x in lines if x['kind'] == kind and x.get(key) is not None]
+  return [x['examples_trained'] / 1e6 for x in kept], [x[key] for x in kept]
+
 
 INK, ACCENT, MUTED = '#1b4965', '#e76f51', '#8d99ae'
 
@@ -49,53 +103,3 @@ def picture(
     figure.savefig(path, dpi=130)
   finally:
     plt.close(figure)
-
-
-def note(axis: Any, words: str, at: tuple[Any, ...], **options: Any) -> None:
-  """Small words left of, or below, a point of the axes."""
-  place = {'xytext': (-4, 0), 'textcoords': 'offset points', 'ha': 'right'}
-  look = {'va': 'top', 'fontsize': 8, 'color': MUTED}
-  axis.annotate(words, at, **place | look | options)
-
-
-def learning_curve(
-  path: pathlib.Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]
-) -> None:
-  """Training loss and held-out AUC against examples trained."""
-  with picture(path, summary['data'], (10, 3.8)) as (left, right):
-    left.plot(*_points(lines, 'train', 'loss'), color=INK, linewidth=1.2)
-    left.set(title='training loss', ylabel='log loss')
-    curve = _points(lines, 'eval', 'auc')
-    right.plot(*curve, color=INK, marker='o', markersize=4)
-    bayes = summary['bayes_auc']
-    if bayes is not None:
-      right.axhline(bayes, color=ACCENT, linestyle='--')
-      at, coords = (0.98, bayes), ('axes fraction', 'data')
-      words = f'Bayes AUC {bayes:.4f}'
-      note(right, words, at, xycoords=coords, xytext=(0, -4), color=ACCENT)
-    end = report.auc(summary['auc'])
-    right.set(title=f'held-out AUC, {end} at the end')
-    for axis in (left, right):
-      axis.set_xlabel('million examples trained')
-
-
-def transfers(
-  path: pathlib.Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]
-) -> None:
-  """Rows and bytes moved per step against examples trained."""
-  looks = {'loaded': {'color': INK}, 'stored': {'color': ACCENT, 'ls': '--'}}
-  with picture(path, summary['data'], (10, 3.8)) as axes:
-    for axis, unit in zip(axes, ('rows', 'MB'), strict=True):
-      for verb, look in looks.items():
-        points = _points(lines, 'train', f'{unit.lower()}_{verb}_per_step')
-        axis.plot(*points, label=verb, **look)
-      axis.set(title=f'{unit} per step', xlabel='million examples trained')
-      axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
-      axis.legend(frameon=False)
-
-
-def _points(
-  lines: Sequence[dict[str, Any]], kind: str, key: str
-) -> tuple[list[float], list[float]]:
-  kept = [x for x in lines if x['kind'] == kind and x.get(key) is not None]
-  return [x['examples_trained'] / 1e6 for x in kept], [x[key] for x in kept]

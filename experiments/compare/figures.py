@@ -1,207 +1,164 @@
-"""What runs add up to: policies beside the plain run, seed by seed.
+"""Computes what policies cost and save, beside the plain run of each seed.
 
-All differences are paired: of a run and the others of its seed. Intervals are
-Student's t over the seeds, at 95 %, and Fieller's for a share of random's loss.
+All differences are paired by seed. Intervals are Student's t over the seeds at
+95 %, and Fieller's for a share of the loss of random dropping.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-import itertools
+from collections.abc import Iterable, Sequence
 import math
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from experiments.compare.grid import Cell
-from experiments.compare.lines import CONTROL, PLAIN, Point, Run
-from experiments.pages.estimates import Estimate, mean, ratio, share
+from experiments.common.estimates import Estimate, mean, ratio, share
+from experiments.compare.results import Cell, CONTROL, PLAIN, Point, Run
+
+Curves = dict[tuple[Any, ...], list[Point]]
+"""Learning curves by policy, target and seed."""
 
 
-class Figures(NamedTuple):
-  """A policy at a target, over its seeds; None is not known."""
+def figures_of(
+  runs: Sequence[Run], curve: Sequence[Point]
+) -> list[dict[str, Any]]:
+  """Returns a row for each policy and target, in the order of the runs.
 
-  cell: Cell
-  seeds: int
-  trained: float
-  """Examples, on average."""
-  dropped: Estimate
-  """Share of the examples seen."""
-  auc: Estimate | None
-  log_loss: Estimate | None
-  calibration: Estimate | None
-  auc_lost: Estimate | None
-  """AUC of the plain run less this one's; None of the plain run itself."""
-  loss_gained: Estimate | None
-  """Log loss less that of the plain run."""
-  against_random: Estimate | None
-  """AUC less that of random dropping which trained as many examples."""
-  of_random: Estimate | None
-  """AUC lost, over what random loses that trained as many examples."""
-  of_random_in_time: Estimate | None
-  """The same of random that spent as many seconds."""
-  of_random_log_loss: Estimate | None
-  """Log loss gained, over what random gains with as many examples."""
-  seconds: float
-  choosing: float
-  """Share of them, as CPU time."""
-  saved: Estimate | None
-  """Share of the seconds that a plain run takes for as many examples seen."""
-  saved_of_dropped: Estimate | None
-  """That over the share dropped."""
-  reached: int
-  """Seeds whose learning curve reaches the plain run's last AUC."""
-  seconds_to: float | None
-  """On average, of those seeds."""
-  times_as_fast: Estimate | None
-  """Seconds in which the plain run first has that AUC, over those: of those."""
-  bytes_loaded: float
-  bytes_stored: float
-
-  @property
-  def is_plain(self) -> bool:
-    """Whether nothing is dropped."""
-    return self.cell.policy == PLAIN
-
-
-def figures_of(runs: Sequence[Run], curve: Sequence[Point]) -> list[Figures]:
-  """Those of each policy at each target, in the order of the runs.
+  A row has `policy`, `target` and `seeds`. Its other values are estimates over
+  the seeds, or None if unknown. The plain run lacks those that compare a policy
+  with it: `AUC lost` and `log loss added`; both over what random dropping loses
+  with as many examples trained or in as many seconds; the share of seconds per
+  example seen that is `saved`; and how many seeds have `reached` the plain
+  run's last AUC, when, and how many `times as fast` as that run.
 
   Args:
-    runs: each seed with its plain run; runs of other seeds are left out.
-    curve: points of their learning curves.
+    runs: each seed with its plain run. Seeds without one are ignored.
+    curve: the points of their learning curves.
   """
   plain = {run.seed: run for run in runs if run.policy == PLAIN}
-  control = {
-    seed: [
-      run for run in runs if run.seed == seed and run.policy in (PLAIN, CONTROL)
-    ]
-    for seed in plain
-  }
-  to_plain = {
-    run[:3]: seconds_to(_curve(curve, run), _last(curve, plain[run.seed]))
-    for run in runs
-    if run.seed in plain
-  }
+  random: dict[int, list[Run]] = {seed: [] for seed in plain}
   cells: dict[Cell, list[Run]] = {}
   for run in runs:
     if run.seed in plain:
       cells.setdefault(Cell(run.policy, run.target), []).append(run)
+      if run.policy in (PLAIN, CONTROL):
+        random[run.seed].append(run)
+  curves: Curves = {}
+  for point in curve:
+    curves.setdefault(point[:3], []).append(point)
   return [
-    _figures(cell, group, plain, control, to_plain)
+    _common(cell, group)
+    | (_differences(group, plain, random, curves) if cell.target else {})
     for cell, group in cells.items()
   ]
 
 
-def _figures(
-  cell: Cell,
+def _common(cell: Cell, group: list[Run]) -> dict[str, Any]:
+  known = [run.calibration for run in group if run.calibration is not None]
+  choosing = [run.seconds_choosing / max(run.seconds, 1e-9) for run in group]
+  return {
+    **cell._asdict(),
+    'seeds': len(group),
+    'dropped': mean([run.dropped for run in group]),
+    'AUC': _mean(run.auc for run in group),
+    'log loss': _mean(run.log_loss for run in group),
+    'calibration': _mean(known),
+    'examples trained': mean([run.examples_trained for run in group]),
+    'seconds': mean([run.seconds for run in group]),
+    'choosing': mean(choosing),
+    'loaded': mean([run.bytes_loaded for run in group]),
+    'stored': mean([run.bytes_stored for run in group]),
+  }
+
+
+def _differences(
   group: list[Run],
   plain: dict[int, Run],
-  control: dict[int, list[Run]],
-  to_plain: dict[tuple[str, float, int], float | None],
-) -> Figures:
-  drops = cell.policy != PLAIN
+  random: dict[int, list[Run]],
+  curves: Curves,
+) -> dict[str, Any]:
   pairs = [(run, plain[run.seed]) for run in group]
-  lost = [one.auc - run.auc for run, one in pairs]
-  gained = [run.log_loss - one.log_loss for run, one in pairs]
-  saved = [1 - run.pace / one.pace for run, one in pairs]
-  beside = [(run, control[run.seed]) for run in group]
-  equal = _of_control(beside, 'examples_trained', 'auc')
-  times = [(to_plain[PLAIN, 0.0, run.seed], to_plain[run[:3]]) for run in group]
-  known = [(a, b) for a, b in times if a is not None and b is not None]
-  dropped = mean([run.dropped for run in group])
-  assert dropped is not None  # there is a run
-  ratios = [
-    part / run.dropped
-    for part, run in zip(saved, group, strict=True)
-    if run.dropped
-  ]
-  return Figures(
-    cell,
-    len(group),
-    _average(run.examples_trained for run in group),
-    dropped,
-    _mean([run.auc for run in group]),
-    _mean([run.log_loss for run in group]),
-    _mean([run.calibration for run in group if run.calibration is not None]),
-    _mean(lost) if drops else None,
-    _mean(gained) if drops else None,
-    _mean([there - own for own, there in equal]) if drops and equal else None,
-    _share(equal) if drops else None,
-    _share(_of_control(beside, 'seconds', 'auc')) if drops else None,
-    _share(_of_control(beside, 'examples_trained', 'log_loss'))
-    if drops
-    else None,
-    _average(run.seconds for run in group),
-    _average(run.seconds_choosing / max(run.seconds, 1e-9) for run in group),
-    _mean(saved) if drops else None,
-    _mean(ratios) if drops else None,
-    len(known),
-    _average(b for _, b in known) if known else None,
-    ratio(*zip(*known, strict=True)) if drops and known else None,
-    _average(run.bytes_loaded for run in group),
-    _average(run.bytes_stored for run in group),
-  )
+  saved = [1 - _pace(run) / _pace(one) for run, one in pairs]
+  drops = [(part, run) for part, (run, _) in zip(saved, pairs, strict=True)]
+  equal = _beside_random(group, random, 'examples_trained', 'auc')
+  in_time = _beside_random(group, random, 'seconds', 'auc')
+  losses = _beside_random(group, random, 'examples_trained', 'log_loss')
+  times = []  # of the plain run and the policy, if both are known
+  for run, one in pairs:
+    points = curves.get(one[:3], [])
+    last = points[-1].auc if points else math.nan
+    first = seconds_to(points, last)
+    second = seconds_to(curves.get(run[:3], []), last)
+    if first is not None and second is not None:
+      times.append((first, second))
+  return {
+    'AUC lost': _mean(one.auc - run.auc for run, one in pairs),
+    'log loss added': _mean(run.log_loss - one.log_loss for run, one in pairs),
+    "over random's": _share(equal),
+    "over random's in equal seconds": _share(in_time),
+    "over random's in log loss": _share(losses),
+    "AUC less random's": _mean(there - own for own, there in equal),
+    'saved': _mean(saved),
+    'saved over dropped': _mean(
+      x / run.dropped for x, run in drops if run.dropped
+    ),
+    'reached': f'{len(times)} of {len(group)}',
+    'seconds to reach': _mean(second for _, second in times),
+    'times as fast': ratio(*zip(*times, strict=True)) if times else None,
+  }
 
 
-def _average(values: Iterable[float]) -> float:
-  return float(np.mean(list(values)))
+def _pace(run: Run) -> float:
+  """Seconds per example seen."""
+  return run.seconds / max(run.examples_seen, 1)
 
 
-def _mean(values: Sequence[float]) -> Estimate | None:
-  """Of what is defined for all seeds, or not at all."""
-  return None if any(map(math.isnan, values)) else mean(values)
+def _mean(values: Iterable[float]) -> Estimate | None:
+  """Returns the mean of values that are all defined, or None."""
+  listed = list(values)
+  return None if any(map(math.isnan, listed)) else mean(listed)
 
 
 def _share(pairs: list[tuple[float, float]]) -> Estimate | None:
-  if not pairs or any(map(math.isnan, itertools.chain(*pairs))):
+  if not pairs or np.isnan(pairs).any():
     return None
-  own, others = zip(*pairs, strict=True)
-  return share(own, others)
+  return share(*zip(*pairs, strict=True))
 
 
-def _of_control(
-  beside: list[tuple[Run, list[Run]]], spent: str, quality: str
+def _beside_random(
+  group: list[Run], random: dict[int, list[Run]], spent: str, quality: str
 ) -> list[tuple[float, float]]:
-  """What runs lose to the plain run, and what random would for the same price.
+  """Returns what runs lose, and what random dropping loses at equal expense.
 
-  Between targets random's quality is interpolated; the plain run is its target
-  0. Below its highest target that one's quality is taken, which is more than
-  random would reach: what is lost is then at least so large a share of it.
-  Empty where a run spends as much as the plain run does, or there is no random.
+  Between targets, random's quality is interpolated. The plain run is its target
+  0. A run that spends less than random at its highest target is compared with
+  that target, so its true share of random's loss is at most the one returned.
+  Returns nothing if a run spends as much as the plain run, or without random.
 
   Args:
-    beside: runs, each with plain run and random ones of its seed.
-    spent: field of a run that is to be equal.
-    quality: field that is compared.
+    group: the runs of a policy at a target.
+    random: plain and random runs by seed.
+    spent: the field of a run that is to be equal.
+    quality: the field that is compared.
   """
   sign = -1 if quality == 'log_loss' else 1
   pairs = []
-  for run, others in beside:
+  for run in group:
+    others = random[run.seed]
     plain = next(other for other in others if other.policy == PLAIN)
     line = sorted((getattr(x, spent), getattr(x, quality)) for x in others)
     spends, values = zip(*line, strict=True)
-    price = getattr(run, spent)
-    if len(others) < 2 or price >= spends[-1]:
+    if len(others) < 2 or getattr(run, spent) >= spends[-1]:
       return []
     best = getattr(plain, quality)
-    there = float(np.interp(price, spends, values))
+    there = float(np.interp(getattr(run, spent), spends, values))
     pairs.append((sign * (best - getattr(run, quality)), sign * (best - there)))
   return pairs
 
 
-def _curve(curve: Sequence[Point], run: Run) -> list[Point]:
-  return [point for point in curve if point[:3] == run[:3]]
-
-
-def _last(curve: Sequence[Point], run: Run) -> float:
-  points = _curve(curve, run)
-  return points[-1].auc if points else math.nan
-
-
 def seconds_to(points: Sequence[Point], auc: float) -> float | None:
-  """When a learning curve first has an AUC, on the line between two points.
+  """Returns when a learning curve first reaches an AUC, interpolated.
 
-  None where it never has, or the curve or the AUC is not known. A curve whose
-  first point is there already says no more than that point's seconds.
+  None if it never does, or if the curve or the AUC is unknown. If the first
+  point is there already, the true time is at most that point's.
   """
   before: Point | None = None
   for point in points:
@@ -214,29 +171,23 @@ def seconds_to(points: Sequence[Point], auc: float) -> float | None:
   return None
 
 
-def less_plain(
-  runs: Sequence[Run],
-  curve: Sequence[Point],
-  cell: Cell,
-  spent: Callable[[Point], float],
+def mean_curve(
+  runs: Sequence[Run], curve: Sequence[Point], cell: Cell, spent: str
 ) -> list[tuple[float, float]]:
-  """A mean learning curve: what was spent, and AUC less the plain run's last.
+  """Returns a mean learning curve: expense, and AUC less the plain run's last.
 
   Args:
-    runs: as in `figures_of`.
-    curve: likewise.
-    cell: whose curve.
-    spent: of a point.
+    runs: the finished runs.
+    curve: the points of their learning curves.
+    cell: the policy and target of the curve.
+    spent: the field of a point that is the expense.
   """
-  plain = {run.seed: _last(curve, run) for run in runs if run.policy == PLAIN}
-  by_number: dict[int, list[Point]] = {}
+  seeds = {run.seed for run in runs if run.policy == PLAIN}
+  ends = {p.seed: p.auc for p in curve if p.policy == PLAIN}  # each seed's last
+  by_number: dict[int, list[tuple[float, float]]] = {}
   for point in curve:
-    if point[:2] == cell and point.seed in plain:
-      by_number.setdefault(point.number, []).append(point)
-  return [
-    (
-      _average(map(spent, points)),
-      _average(point.auc - plain[point.seed] for point in points),
-    )
-    for _, points in sorted(by_number.items())
-  ]
+    if point[:2] == cell and point.seed in seeds & ends.keys():
+      pair = getattr(point, spent), point.auc - ends[point.seed]
+      by_number.setdefault(point.number, []).append(pair)
+  means = (np.mean(by_number[n], axis=0).tolist() for n in sorted(by_number))
+  return [(expense, difference) for expense, difference in means]

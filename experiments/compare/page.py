@@ -1,295 +1,319 @@
-"""What a comparison says: as HTML, as markdown, and on the screen."""
+"""Writes what a comparison found: a page, and a picture."""
 
 from collections.abc import Mapping, Sequence
+import math
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
+import numpy as np
 
+from experiments.common import page, report
+from experiments.common.estimates import (
+  change,
+  Estimate,
+  Form,
+  middle,
+  NONE,
+  percent,
+  quality,
+  times,
+)
 from experiments.common.usage import keys_of
-from experiments.compare import pictures
-from experiments.compare.figures import Figures, figures_of
-from experiments.compare.grid import OURS
-from experiments.compare.lines import CONTROL, Point, Run
-from experiments.pages import html, machine, markdown, words
-from experiments.pages.blocks import (
-  Block,
-  Items,
-  Picture,
-  Section,
-  Table,
-  Words,
+from experiments.compare.figures import figures_of, mean_curve
+from experiments.compare.results import Cell, CONTROL, OURS, PLAIN, Point, Run
+
+HTML, PICTURE = 'compare.html', 'compare.png'
+_QUALITY = ('dropped', 'AUC', 'AUC lost', 'log loss added', 'calibration')
+_TABLES = {
+  'Quality': (*_QUALITY, 'seeds'),
+  'Beside random dropping': (
+    *("over random's", "over random's in equal seconds"),
+    *("over random's in log loss", "AUC less random's"),
+  ),
+  'Time and bytes': (
+    *('examples trained', 'seconds', 'choosing', 'saved', 'saved over dropped'),
+    *('reached', 'seconds to reach', 'times as fast', 'loaded', 'stored'),
+  ),
+}
+_PLAIN = (
+  *('examples trained', 'AUC', 'log loss', 'calibration', 'seconds'),
+  *('loaded', 'stored', 'seeds'),
 )
-from experiments.pages.estimates import Estimate
-from experiments.pages.words import middle, NONE
-from slipstream_jax.files import replace
-
-HTML, MARKDOWN, PICTURE = 'compare.html', 'compare.md', 'compare.png'
-SURE = '95 %'
-_NOTES = (
-  'Every run of a seed sees the same data, model and hot rows. Differences are '
-  "paired by seed; intervals are of Student's t at 95 %, those of shares of "
-  "random's loss Fieller's; a dash: not known, or one seed only.",
-  'Asked: what skip.drop said; dropped: what really was, of the examples seen.',
-  "Of random's: what the policy loses to the plain run, over what blind "
-  'dropping loses that trained as many examples, or spent as many seconds; '
-  "between targets random's is interpolated. Where fewer were trained than by "
-  "random's highest target, the share is at least so large.",
-  'Seconds are of training alone, without compiling and scoring. Saved: of '
-  'the seconds that the plain run takes for as many examples seen.',
-  "Reaches plain's AUC: where the learning curve first has the AUC with which "
-  "the plain run of the seed ends, on the curve's test examples; times as fast "
-  'is of the seeds that reach it.',
-)
-
-
-class Comparison(NamedTuple):
-  """All that a page is made of."""
-
-  data: str
-  """Its name."""
-  synthetic: bool
-  runs: Sequence[Run]
-  curve: Sequence[Point]
-  setting: Mapping[str, Any]
-  """Of `machine.here`."""
-  config: ml_collections.ConfigDict
-
-
-def write(folder: pathlib.Path, results: Comparison) -> None:
-  """Writes the page as HTML and as markdown, and a picture."""
-  figures = figures_of(results.runs, results.curve)
-  head, sections = content(results, figures)
-  title = f'What dropping costs: {results.data}'
-  replace(folder / HTML, html.document(title, sections, head))
-  bare = [
-    section._replace(
-      blocks=[x for x in section.blocks if not isinstance(x, Picture)]
-    )
-    for section in sections
-    if section.anchor != 'settings'
-  ]
-  replace(folder / MARKDOWN, markdown.document(title, bare, head))
-  file = folder / PICTURE
-  pictures.file(file, results.data, figures, results.runs, results.curve)
+_FORMS: dict[str, Form] = {
+  **dict.fromkeys(('AUC', 'log loss'), quality),
+  **dict.fromkeys(('AUC lost', 'log loss added', "AUC less random's"), change),
+  **dict.fromkeys(('dropped', 'choosing', 'saved'), percent),
+  **dict.fromkeys(('seconds', 'seconds to reach'), '{:,.2f}'.format),
+  **dict.fromkeys(('loaded', 'stored'), report.size),
+  **{'examples trained': '{:,.0f}'.format, 'calibration': '{:.3f}'.format},
+}
+"""How a figure is written. Others are ratios."""
+_SURE = {'AUC lost', 'log loss added', "over random's", "AUC less random's"}
+_SURE |= {'saved', 'saved over dropped', 'times as fast'}  # with intervals
+_NOTES = [
+  'All runs of a seed have the same data, model and hot rows. Differences are '
+  'paired by seed. Intervals in brackets are at 95 %: Student t, or Fieller '
+  'for a share of the loss of random dropping. A dash means unknown.',
+  '"Asked" is the target of skip.drop. "Dropped" is the share of the examples '
+  'seen that were really dropped.',
+  '"Over random\'s" is the AUC that a policy loses, divided by what random '
+  'dropping loses with as many examples trained. 1 is no better than chance. '
+  '0 loses nothing. The loss of random is interpolated between its targets. A '
+  'policy that trains less than random at its highest target is compared with '
+  'that target, so that its share is at most the one shown.',
+  'Seconds are of training alone, without compiling and scoring. "Choosing" is '
+  'the CPU time of policies as a share of them. "Saved" is a share of what the '
+  'plain run takes for as many examples seen.',
+  '"Reached" counts the seeds whose learning curve has the AUC with which the '
+  'plain run ends. The seconds to reach it, and how many times as fast that '
+  'is, are of these seeds.',
+  'All figures are computed from compare.csv and curve.csv beside this page.',
+]
+_COLORS = {
+  **{PLAIN: 'ink', CONTROL: 'c7', 'surprise': 'c0', OURS: 'c1'},
+  **{'negatives': 'c2', 'local_case_control': 'c3', 'infobatch_once': 'c4'},
+  'stale': 'c6',
+}
+_OTHERS = ('c5', 'c8', 'c9', 'c11', 'c10')
+_EARLY = 'plain run, stopped after as many examples'
 
 
-def content(
-  results: Comparison, figures: Sequence[Figures]
-) -> tuple[list[Block], list[Section]]:
-  """What stands before all sections, and these."""
-  head: list[Block] = []
-  if results.synthetic:
-    loud = 'SYNTHETIC DATA: its figures say nothing about real clicks.'
-    head.append(Words(loud, loud=True))
-  seeds = len({run.seed for run in results.runs})
-  facts = [f'{len(results.runs)} runs, {seeds} seed{"s" * (seeds > 1)}']
-  head.append(Words('; '.join(machine.in_words(results.setting) + facts)))
-  targets = dict.fromkeys(f.cell.target for f in figures if not f.is_plain)
-  return head, [
-    Section(
-      'In short',
-      [
-        Items('', [_best(figures, target) for target in targets]),
-        _plain(figures),
-        _matrix(figures, list(targets)),
-        *pictures.drawn(figures, results.runs, results.curve),
-      ],
-      'short',
-    ),
-    *(_target(figures, target) for target in targets),
-    Section('How to read this', [Items('', _NOTES)], 'notes'),
-    Section('Settings', _settings(results), 'settings'),
-  ]
+def write(
+  folder: pathlib.Path,
+  data: str,
+  synthetic: bool,
+  runs: Sequence[Run],
+  curve: Sequence[Point],
+  about: str,
+  config: ml_collections.ConfigDict,
+) -> None:
+  """Writes the page, and its first picture as a file.
 
-
-_ALIKE = 0.03
-"""Shares dropped that differ by no more are compared."""
-
-
-def _of_target(figures: Sequence[Figures], target: float) -> list[Figures]:
-  return [f for f in figures if not f.is_plain and f.cell.target == target]
-
-
-def _best(figures: Sequence[Figures], target: float) -> str:
-  """A sentence on the policy that loses least, and on random."""
-  known = [f for f in _of_target(figures, target) if f.auc_lost is not None]
-  if not known:
-    return f'{target:.0%} asked: no AUC is known.'
-
-  def lost(figure: Figures) -> float:
-    return figure.auc_lost.mean if figure.auc_lost else 0.0
-
-  # Who drops less than the others can always lose less.
-  most = max(f.dropped.mean for f in known)
-  best = min((f for f in known if f.dropped.mean >= most - _ALIKE), key=lost)
-  text = (
-    f'{target:.0%} asked: of those that drop as much, {best.cell.policy} loses '
-    f'least, '
-    f'{_with_interval(best.auc_lost)} of AUC with '
-    f'{best.dropped.mean:.1%} dropped, n = {best.seeds}'
-  )
-  control = [f for f in known if f.cell.policy == CONTROL]
-  if control and best is not control[0]:
-    rest = control[0]
-    text += (
-      f'; random dropping {_with_interval(rest.auc_lost)} with '
-      f'{rest.dropped.mean:.1%}'
-    )
-  return text + '.'
-
-
-def _with_interval(estimate: Estimate | None) -> str:
-  text = middle(estimate, words.quality)
-  bounds = words.interval(estimate, words.quality)
-  return text if bounds == NONE else f'{text} ({bounds})'
-
-
-def _plain(figures: Sequence[Figures]) -> Table:
-  frame = [
-    {
-      'plain run': f'{f.seeds} seeds' if f.seeds > 1 else '1 seed',
-      'examples trained': f'{f.trained:,.0f}',
-      'AUC': middle(f.auc, words.quality),
-      SURE: words.interval(f.auc, words.quality),
-      'log loss': middle(f.log_loss, words.quality),
-      'calibration': middle(f.calibration, '{:.3f}'.format),
-      'seconds': f'{f.seconds:,.2f}',
-      'MB loaded': f'{f.bytes_loaded / 1e6:,.0f}',
-      'MB stored': f'{f.bytes_stored / 1e6:,.0f}',
-    }
-    for f in figures
-    if f.is_plain
-  ]
-  return Table('', frame)
-
-
-def _matrix(figures: Sequence[Figures], targets: list[float]) -> Table:
-  """AUC lost of each policy at each target."""
-  by_cell = {f.cell: f for f in figures}
-  names = dict.fromkeys(f.cell.policy for f in figures if not f.is_plain)
-  frame = []
-  for name in names:
-    row = {'policy': name}
-    for target in targets:
-      figure = by_cell.get((name, target))  # type: ignore[call-overload]
-      row |= {
-        f'lost at {target:.0%}': middle(
-          figure and figure.auc_lost, words.change
-        ),
-        f"of random's at {target:.0%}": middle(
-          figure and figure.of_random, words.times
-        ),
-      }
-    frame.append(row)
-  return Table(
-    'AUC lost',
-    frame,
-    "The plain run's less the policy's, and the share of that which random "
-    'dropping loses with as many examples trained.',
-    strong=_ours(list(names)),
-  )
-
-
-def _target(figures: Sequence[Figures], target: float) -> Section:
-  group = _of_target(figures, target)
-  strong = _ours([f.cell.policy for f in group])
-  title = f'{target:.0%} asked'
-  return Section(
-    title,
-    [
-      Table('Quality', list(map(_quality, group)), strong=strong),
-      Table('Beside random dropping', list(map(_random, group)), strong=strong),
-      Table('Time and bytes', list(map(_time, group)), strong=strong),
-    ],
-    f'asked-{target:g}'.replace('.', '-'),
-  )
-
-
-def _ours(names: list[str]) -> list[int]:
-  return [number for number, name in enumerate(names) if name == OURS]
-
-
-def _quality(f: Figures) -> dict[str, str]:
-  return {
-    'policy': f.cell.policy,
-    'dropped': f'{f.dropped.mean:.1%}',
-    'AUC': middle(f.auc, words.quality),
-    'AUC lost': middle(f.auc_lost, words.change),
-    SURE: words.interval(f.auc_lost, words.change),
-    'log loss gained': middle(f.loss_gained, words.change),
-    f'{SURE} ': words.interval(f.loss_gained, words.change),
-    'calibration': middle(f.calibration, '{:.3f}'.format),
-    'n': str(f.seeds),
-  }
-
-
-def _random(f: Figures) -> dict[str, str]:
-  return {
-    'policy': f.cell.policy,
-    "of random's, equal examples": middle(f.of_random, words.times),
-    SURE: words.interval(f.of_random, words.times),
-    "of random's, equal seconds": middle(f.of_random_in_time, words.times),
-    "log loss, of random's": middle(f.of_random_log_loss, words.times),
-    "AUC less random's, equal examples": middle(f.against_random, words.change),
-    f'{SURE} ': words.interval(f.against_random, words.change),
-  }
-
-
-def _time(f: Figures) -> dict[str, str]:
-  reached = f'{f.reached} of {f.seeds}'
-  seconds = NONE if f.seconds_to is None else f'{f.seconds_to:,.2f}'
-  return {
-    'policy': f.cell.policy,
-    'examples trained': f'{f.trained:,.0f}',
-    'seconds': f'{f.seconds:,.2f}',
-    'choosing, CPU': f'{f.choosing:.1%}',
-    'wall time saved': middle(f.saved, words.share),
-    SURE: words.interval(f.saved, words.share),
-    'saved over dropped': middle(f.saved_of_dropped, words.times),
-    f'{SURE} ': words.interval(f.saved_of_dropped, words.times),
-    "reaches plain's AUC": reached,
-    'in seconds': seconds,
-    'times as fast': middle(f.times_as_fast, words.times),
-    f'{SURE}  ': words.interval(f.times_as_fast, words.times),
-    'MB loaded': f'{f.bytes_loaded / 1e6:,.0f}',
-    'MB stored': f'{f.bytes_stored / 1e6:,.0f}',
-  }
-
-
-def _settings(results: Comparison) -> list[Block]:
-  command = results.setting.get('command')
-  frame = [
+  Args:
+    folder: where to write.
+    data: the name of the data set.
+    synthetic: whether it is made up.
+    runs: the finished runs.
+    curve: the points of their learning curves.
+    about: what was run, where and when.
+    config: the config that all runs share.
+  """
+  rows = figures_of(runs, curve)
+  groups: dict[float, list[dict[str, Any]]] = {}
+  for row in rows:
+    groups.setdefault(row['target'], []).append(row)
+  plain = [_cells(row, _PLAIN) for row in groups.pop(0.0, [])]
+  pictures = _pictures(rows, runs, curve)
+  if pictures:  # the file alone must say what data it is of
+    figure = pictures[0].figure
+    title = figure.axes[0].set_title(data, color=page.color('muted'))
+    figure.savefig(folder / PICTURE, dpi=180)
+    title.set_text('')
+  settings = [
     {'key': f'config.{key}', 'value': str(value)}
-    for key, value in keys_of(results.config)
+    for key, value in keys_of(config)
     if value is not None
   ]
-  return [
-    Words(f'Command: {command}'),
-    Words('Every number is of compare.csv and curve.csv beside this page.'),
-    Table('', frame, 'What the runs share, but for the seed.'),
-  ]
+  page.write(
+    folder / HTML,
+    f'What dropping costs: {data}',
+    [
+      page.Section('In short', [*pictures, page.Table('The plain run', plain)]),
+      *(
+        page.Section(f'{target:.0%} asked', _tables(group))
+        for target, group in groups.items()
+      ),
+      page.Section('How to read this', [_NOTES]),
+      page.Section('Settings', [page.Table('', settings)]),
+    ],
+    'SYNTHETIC DATA: its figures say nothing about real clicks.'
+    if synthetic
+    else '',
+    about,
+  )
 
 
 def overview(
   runs: Sequence[Run], curve: Sequence[Point]
-) -> list[dict[str, Any]]:
-  """What fits a terminal of 80 columns; the page has the rest."""
+) -> list[dict[str, str]]:
+  """Returns the most important figures as text that fits 80 columns."""
+
+  def half(estimate: Estimate | None) -> str:
+    text = middle(estimate, change)
+    if estimate is None or estimate.high is None:
+      return text
+    return f'{text} ±{estimate.high - estimate.mean:.4f}'
+
   return [
     {
-      'policy': f.cell.policy,
-      'asked': f'{f.cell.target:.0%}',
-      'dropped': f'{f.dropped.mean:.1%}',
-      'AUC': middle(f.auc, words.quality),
-      'AUC lost': _short(f.auc_lost),
-      'loss gained': _short(f.loss_gained),
-      "random's": middle(f.of_random, words.times),
+      'policy': row['policy'],
+      'asked': f'{row["target"]:.0%}',
+      'dropped': middle(row['dropped'], percent),
+      'AUC': middle(row['AUC'], quality),
+      'AUC lost': half(row.get('AUC lost')),
+      'log loss added': half(row.get('log loss added')),
+      "/ random's": middle(row.get("over random's"), times),
     }
-    for f in figures_of(runs, curve)
+    for row in figures_of(runs, curve)
   ]
 
 
-def _short(estimate: Estimate | None) -> str:
-  if estimate is None or estimate.high is None:
-    return middle(estimate, words.change)
-  return f'{estimate.mean:+.4f} ±{estimate.high - estimate.mean:.4f}'
+def _tables(group: Sequence[dict[str, Any]]) -> list[page.Table]:
+  ours = [n for n, row in enumerate(group) if row['policy'] == OURS]
+  return [
+    page.Table(title, [_cells(row, names) for row in group], strong=ours)
+    for title, names in _TABLES.items()
+  ]
+
+
+def _cells(row: dict[str, Any], names: Sequence[str]) -> dict[str, str]:
+  return {'policy': row['policy'], **{name: _cell(row, name) for name in names}}
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+  """Writes a figure, with its interval if that is known and of interest."""
+  value, form = row.get(name), _FORMS.get(name, times)
+  if not isinstance(value, Estimate):
+    return NONE if value is None else str(value)
+  text = form(value.mean)
+  if name in _SURE and value.low is not None and value.high is not None:
+    text += f' ({form(value.low)} to {form(value.high)})'
+  return text
+
+
+def _pictures(
+  rows: Sequence[dict[str, Any]], runs: Sequence[Run], curve: Sequence[Point]
+) -> list[page.Picture]:
+  """Returns what dropping costs, and how fast policies learn."""
+  known = [row for row in rows if row.get('AUC lost') is not None]
+  if not known:
+    return []
+  targets = sorted({row['target'] for row in known})
+  plain = Cell(PLAIN, 0.0)
+  early = mean_curve(runs, curve, plain, 'examples_trained')
+  cost = _cost_at_targets if len(targets) > 1 else _cost_at_target
+  pictures = [
+    page.Picture(
+      'What dropping costs',
+      cost(known, early),
+      "The plain run's AUC less the policy's: mean over seeds with 95 % "
+      'intervals. The plain run could also be stopped early.',
+    )
+  ]
+  if curve:
+    target = targets[len(targets) // 2]
+    cells = [Cell(r['policy'], target) for r in known if r['target'] == target]
+    curves = {
+      cell.policy: mean_curve(runs, curve, cell, 'seconds')
+      for cell in (plain, *cells)
+    }
+    pictures.append(
+      page.Picture(
+        f'Learning curves, {target:.0%} asked',
+        _learning(curves),
+        'Held-out AUC less the AUC with which the plain run of the seed ends, '
+        'mean over seeds. The first third is not shown.',
+      )
+    )
+  return pictures
+
+
+def _look(policy: str) -> dict[str, Any]:
+  """Returns the color and line of a policy."""
+  base = policy.removesuffix('_small')
+  other = _OTHERS[sum(map(ord, base)) % len(_OTHERS)]
+  style = ':' if base != policy else '--' if policy == CONTROL else '-'
+  color = page.color(_COLORS.get(base, other))
+  width = 2.0 if policy in (PLAIN, OURS) else 1.3
+  return {'color': color, 'linestyle': style, 'linewidth': width}
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+  """Returns the ends of an axis. Intervals and early points may exceed it."""
+  known = [0.0, *(value for value in values if math.isfinite(value))]
+  margin = 0.08 * (max(known) - min(known)) + 1e-4
+  return min(known) - margin, max(known) + margin
+
+
+def _cost_at_target(
+  rows: Sequence[dict[str, Any]], early: Sequence[tuple[float, float]]
+) -> Any:
+  """Draws a bar for each policy, the one that loses least on top."""
+  rows = sorted(rows, key=lambda row: float(row['AUC lost'].mean), reverse=True)
+  figure, (axis,) = page.figure(1.1 + 0.32 * len(rows))
+  ink, ends = page.color('ink'), []
+  for place, row in enumerate(rows):
+    lost, color = row['AUC lost'], _look(row['policy'])['color']
+    axis.barh(place, lost.mean, 0.68, color=color)
+    ends.append(lost.mean)
+    if lost.high is not None:
+      axis.plot([lost.low, lost.high], [place] * 2, color=ink, linewidth=1)
+    if early:
+      spent, differences = zip(*early, strict=True)
+      ends.append(-np.interp(row['examples trained'].mean, spent, differences))
+      edges = [place - 0.42, place + 0.42]
+      label = None if place else _EARLY
+      axis.plot(ends[-1:] * 2, edges, color=ink, linewidth=2.2, label=label)
+  axis.axvline(0, color=page.color('muted'), linewidth=1)
+  dropped = (percent(row['dropped'].mean) for row in rows)
+  names = [
+    f'{row["policy"]}, {share} dropped'
+    for row, share in zip(rows, dropped, strict=True)
+  ]
+  axis.set_yticks(range(len(rows)), names)
+  axis.set(xlabel='AUC lost', xlim=_limits(ends))
+  axis.grid(visible=False, axis='y')
+  if early:
+    page.legend(figure)
+  return figure
+
+
+def _cost_at_targets(
+  rows: Sequence[dict[str, Any]], early: Sequence[tuple[float, float]]
+) -> Any:
+  """Draws AUC lost against the share of examples that were dropped."""
+  figure, (axis,) = page.figure(4.8)
+  if early:
+    spent, differences = np.transpose(early)
+    shares = 100 * (1 - spent / spent[-1])
+    axis.plot(shares, -differences, label=_EARLY, **_look(PLAIN))
+  for name in dict.fromkeys(row['policy'] for row in rows):
+    group = [row for row in rows if row['policy'] == name]
+    group.sort(key=lambda row: float(row['dropped'].mean))
+    xs, look = [100 * row['dropped'].mean for row in group], _look(name)
+    ys = [row['AUC lost'].mean for row in group]
+    axis.plot(xs, ys, marker='o', markersize=4, label=name, **look)
+    for x, row in zip(xs, group, strict=True):
+      if row['AUC lost'].high is not None:
+        ends = row['AUC lost'][1:3]
+        axis.plot([x] * 2, ends, color=look['color'], linewidth=0.9)
+  axis.set(
+    xlabel='examples dropped, %',
+    ylabel='AUC lost',
+    xlim=(0, 106 * max(row['dropped'].mean for row in rows)),
+    ylim=_limits([row['AUC lost'].mean for row in rows]),
+  )
+  axis.axhline(0, color=page.color('muted'), linewidth=1)
+  page.legend(figure, columns=2)
+  return figure
+
+
+def _learning(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
+  """Draws learning curves by policy, against seconds of training."""
+  figure, (axis,) = page.figure(4.4)
+  heights: list[float] = []
+  for name, points in curves.items():
+    if points:
+      seconds, differences = zip(*points, strict=True)
+      axis.plot(seconds, differences, label=name, **_look(name))
+      heights += differences[len(points) // 3 :]
+  axis.set(
+    xlabel='seconds of training',
+    ylabel="AUC less the plain run's last",
+    ylim=_limits(heights),
+  )
+  axis.axhline(0, color=page.color('muted'), linewidth=1)
+  if heights:
+    page.legend(figure)
+  return figure

@@ -1,8 +1,8 @@
-"""The finished runs of a comparison, kept so that a killed one continues.
+"""Keeps the finished runs of a comparison, so that a stopped one can continue.
 
-`compare.csv` has a line for every run that is finished, `curve.csv` the points
-of the runs' learning curves; a run's points are written before its line, so
-that what is cut off anywhere leaves no half of a run.
+`compare.csv` has a line for every finished run. `curve.csv` has the points of
+the runs' learning curves. The points of a run are written before its line, so
+a comparison that is killed anywhere leaves no half of a run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,33 +11,89 @@ import io
 import json
 import math
 import pathlib
-import types
 import typing
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import ml_collections
 
 from experiments.common.record import CONFIG, write_json
 from experiments.common.usage import keys_of
-from experiments.compare.grid import Cell
-from experiments.compare.lines import Point, Run
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import replace
 
 RUNS, CURVE = 'compare.csv', 'curve.csv'
+PLAIN, CONTROL, OURS = 'plain', 'random', 'surprise_offset'
 _FREE = {'seed', 'resume'}  # runs of other seeds may be added
 _FLAGS = {'longer', 'own'}
 _END = '\r\n'  # of a line, as Python's csv writes it
+
+
+class Cell(NamedTuple):
+  """What is trained once for every seed."""
+
+  policy: str
+  """`PLAIN` or a policy's name, which may end with `_small`."""
+  target: float
+  """Share of the examples to drop, `config.skip.drop`. 0 for the plain run."""
+
+
+class Run(NamedTuple):
+  """A finished run: one line of compare.csv."""
+
+  policy: str
+  target: float
+  seed: int
+  batches: int
+  """Batches of the source that it was to read."""
+  steps: int
+  examples_seen: int
+  """Examples of the source, trained or dropped."""
+  examples_trained: int
+  examples_dropped: int
+  examples_hot: float | None
+  """Share of the examples with hot rows only, at the last decision."""
+  seconds: float
+  """Seconds of training alone, without compiling."""
+  seconds_choosing: float
+  """CPU seconds of choosing, part of `seconds`."""
+  auc: float
+  log_loss: float
+  calibration: float | None
+  test_examples: int
+  bytes_loaded: int
+  bytes_stored: int
+
+  @property
+  def dropped(self) -> float:
+    """Share of the examples seen."""
+    return self.examples_dropped / max(self.examples_seen, 1)
+
+
+class Point(NamedTuple):
+  """A point of a learning curve, scored on some test examples."""
+
+  policy: str
+  target: float
+  seed: int
+  number: int
+  """From 1 on. Points of one number have read equally much of the source."""
+  examples_seen: int
+  examples_trained: int
+  seconds: float
+  auc: float
+  log_loss: float
+
+
 Line = TypeVar('Line', Run, Point)
 
 
 class Results:
-  """What a comparison's folder holds.
+  """Reads and extends the folder of a comparison.
 
   Attributes:
-    runs: those finished, in the order in which they were.
-    curve: the points of theirs.
+    runs: the finished runs, in the order in which they finished.
+    curve: the points of their learning curves.
   """
 
   def __init__(
@@ -46,21 +102,21 @@ class Results:
     config: ml_collections.ConfigDict,
     **given: Any,
   ) -> None:
-    """Opens a folder: a new one, or that of a comparison to be continued.
+    """Opens an empty folder, or that of a comparison to continue.
 
     Args:
-      workdir: which is there.
-      config: of the comparison.
-      given: flags that it must go on with, too.
+      workdir: an existing folder.
+      config: the comparison's config.
+      given: flags that must not change either.
 
     Raises:
-      UserError: it holds a comparison with other settings, or else what is
-        none, or damaged.
+      UserError: the folder holds a comparison with other settings, something
+        else, or damaged files.
     """
     self._folder = workdir
     resolved = {**json.loads(config.to_json_best_effort()), **given}
     if (workdir / CONFIG).exists():
-      _check_same(_old(workdir / CONFIG), resolved)
+      _check_same(workdir / CONFIG, resolved)
     elif any(workdir.iterdir()):
       raise UserError(
         'a comparison needs a new or empty folder, or one to continue',
@@ -70,12 +126,12 @@ class Results:
       )
     self.runs = _read(workdir / RUNS, Run)
     finished = {run[:3] for run in self.runs}
-    # Without the points of a run that was killed before its line was written.
+    # A killed run may have left points without its line.
     points = _read(workdir / CURVE, Point)
     self.curve = [point for point in points if point[:3] in finished]
     write_json(workdir / CONFIG, resolved)
-    replace(workdir / RUNS, _text(Run, self.runs))
-    replace(workdir / CURVE, _text(Point, self.curve))
+    replace(workdir / RUNS, _text([Run._fields, *self.runs]))
+    replace(workdir / CURVE, _text([Point._fields, *self.curve]))
 
   def has(self, seed: int, cell: Cell) -> bool:
     """Whether that run is finished."""
@@ -86,25 +142,21 @@ class Results:
     with held():
       for name, lines in ((CURVE, points), (RUNS, [run])):
         with (self._folder / name).open('a', newline='') as file:
-          file.write(_lines(lines))
+          file.write(_text(lines))
       self.curve += points
       self.runs.append(run)
 
 
-def _old(path: pathlib.Path) -> dict[str, Any]:
+def _check_same(path: pathlib.Path, new: dict[str, Any]) -> None:
   try:
-    old: dict[str, Any] = json.loads(path.read_text())
+    old = json.loads(path.read_text())
   except ValueError as error:
     raise UserError(
       'the config of a comparison must be JSON',
       got=error,
       where=str(path),
-      hint='begin in another --workdir',
+      hint='start in another --workdir',
     ) from error
-  return old
-
-
-def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
   olds, news = (
     dict(keys_of(ml_collections.ConfigDict(config, convert_dict=True)))
     for config in (old, new)
@@ -113,62 +165,50 @@ def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
     if key not in _FREE and olds.get(key) != news.get(key):
       name = f'--{key}' if key in _FLAGS else f'config.{key}'
       raise UserError(
-        f'a comparison goes on with its {name}, {olds.get(key)}',
+        f'a continued comparison must keep {name}, which was {olds.get(key)}',
         got=news.get(key),
         where=name,
         hint='use the settings it was started with, or another --workdir',
       )
 
 
-def _text(kind: type[Line], lines: Iterable[Line]) -> str:
-  return ','.join(kind._fields) + _END + _lines(lines)
-
-
-def _lines(lines: Iterable[Run | Point]) -> str:
+def _text(lines: Iterable[Sequence[Any]]) -> str:
   written = io.StringIO(newline='')
-  writer = csv.writer(written)
-  writer.writerows([_field(value) for value in line] for line in lines)
+  csv.writer(written, lineterminator=_END).writerows(
+    ['' if value != value else value for value in line] for line in lines
+  )
   return written.getvalue()
 
 
-def _field(value: Any) -> Any:
-  nan = isinstance(value, float) and math.isnan(value)
-  return None if nan else value
-
-
 def _read(path: pathlib.Path, kind: type[Line]) -> list[Line]:
-  """The lines of a file; the last one may have been cut off."""
+  """Returns the lines of a file, without a last one that was cut off."""
   if not path.exists():
     return []
-  # A line that was cut off may end within a letter.
+  # A line that was cut off may end within a character.
   text = path.read_bytes().rpartition(_END.encode())[0].decode()
   if not text:
     return []
   header, *lines = csv.reader(text.splitlines())
-  makers = [_maker(hint) for hint in typing.get_type_hints(kind).values()]
+  hints = typing.get_type_hints(kind).values()
   try:
     if tuple(header) != kind._fields:
       raise ValueError(','.join(header))
-    return [_line(kind, makers, line) for line in lines]
+    return [
+      kind(*(_parsed(*pair) for pair in zip(hints, line, strict=True)))
+      for line in lines
+    ]
   except ValueError as error:
     raise UserError(
       f'a comparison must hold {", ".join(kind._fields)}',
       got=error,
       where=str(path),
-      hint='it is of another version, or damaged: begin in another --workdir',
+      hint='it is of another version, or damaged: use another --workdir',
     ) from error
 
 
-def _line(kind: type[Line], makers: list[Any], texts: list[str]) -> Line:
-  pairs = zip(makers, texts, strict=True)
-  values: list[Any] = [make(text) for make, text in pairs]
-  return kind(*values)
-
-
-def _maker(hint: Any) -> Any:
-  """What makes a value of a field's text; nothing stands for not known."""
-  if isinstance(hint, types.UnionType):
-    return lambda text: float(text) if text else None
-  if hint is float:
-    return lambda text: float(text) if text else math.nan
-  return hint
+def _parsed(hint: Any, text: str) -> Any:
+  """Returns the value of a field. An empty one is unknown: NaN or None."""
+  optional = hint == float | None
+  if not text and (optional or hint is float):
+    return None if optional else math.nan
+  return float(text) if optional else hint(text)

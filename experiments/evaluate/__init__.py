@@ -1,1 +1,1 @@
-"""Evaluates a run's checkpoint on held-out examples, or on a file of them."""
+"""Evaluates a checkpoint of a run."""

@@ -1,16 +1,16 @@
-r"""Evaluates a run's checkpoint, on the CPU; nothing of it changes.
+r"""Evaluates a run's checkpoint on the CPU and changes nothing in the run.
 
-    python -m experiments.evaluate --workdir=RUN
-    python -m experiments.evaluate --workdir=RUN --input=FILE
-    python -m experiments.evaluate --workdir=RUN --config=configs/criteo.py \
+    python -m experiments.evaluate RUN
+    python -m experiments.evaluate RUN --input=FILE
+    python -m experiments.evaluate RUN --config=configs/criteo.py \
         --config.eval.split=validation
-    python -m experiments.evaluate --workdir=RUN --step=120
+    python -m experiments.evaluate RUN --step=120
 
-RUN is the folder of a run, which need not be finished. It knows its config;
-where one is given, its sections `data` and `eval` take the place of the run's.
-The checkpoint is the newest, or that of --step. A damaged one is refused.
-Without --input the examples are the held-out ones; FILE has others, with
-labels, in the format of the data trained on. --output keeps the metrics.
+RUN is the folder of a run, finished or not. The run's config is used; if one is
+given, its sections `data` and `eval` replace those of the run. The checkpoint
+is the newest, or that of --step. A damaged one is refused. Without --input the
+examples are the held-out ones. FILE has others, with labels, in the format of
+the data trained on. --output keeps the metrics.
 """
 
 import pathlib
@@ -18,12 +18,8 @@ import pathlib
 from absl import flags
 import ml_collections
 
-from experiments.common import cli, report
-from experiments.common.record import write_json
-from experiments.evaluate.evaluation import evaluation
-from slipstream_jax.errors import UserError
+from experiments.common import cli
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _INPUT = flags.DEFINE_string('input', None, 'File of examples with labels.')
 _OUTPUT = flags.DEFINE_string('output', None, 'JSON file for the metrics.')
 _DATA = flags.DEFINE_string(
@@ -34,41 +30,18 @@ _STEP = flags.DEFINE_integer(
 )
 
 
-def main(config: ml_collections.ConfigDict | None) -> None:
-  """Evaluates, and says what came of it.
+def main(config: ml_collections.ConfigDict | None, run: pathlib.Path) -> None:
+  """Evaluates the run and prints its metrics.
 
   Raises:
-    UserError: no such run, bad examples, or no file to write to.
+    UserError: the run has no checkpoint, examples are bad, or the output cannot
+      be written.
   """
-  if _WORKDIR.value is None:
-    raise UserError(
-      'what is evaluated must be named',
-      got='no folder of a run',
-      where='--workdir',
-      hint='name one that `python -m experiments.report` lists',
-    )
-  screen = report.console()
-  metrics = evaluation(
-    _WORKDIR.value,
-    config,
-    _INPUT.value,
-    _DATA.value,
-    _STEP.value,
-    report.teller(screen),
-  )
-  screen.print(report.facts(metrics))
-  if _OUTPUT.value is not None:
-    try:
-      write_json(pathlib.Path(_OUTPUT.value), metrics)
-    except OSError as error:
-      raise UserError(
-        'metrics need a file that can be written',
-        got=f'{_OUTPUT.value}: {error.strerror}',
-        where='--output',
-        hint='name one in a folder that is there, on a disk with room',
-      ) from error
-    screen.print(f'written to {_OUTPUT.value}', highlight=False, soft_wrap=True)
+  from experiments.evaluate import job
+
+  asked = _INPUT.value, _OUTPUT.value, _DATA.value, _STEP.value
+  job.write_metrics(config, run, *asked)
 
 
 if __name__ == '__main__':
-  cli.run(main, kept='nothing was written', config='optional', on_cpu=True)
+  cli.run(main, 'optional', 'RUN', kept='nothing was written', on_cpu=True)

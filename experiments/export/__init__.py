@@ -1,1 +1,1 @@
-"""Writes a run's model and tables into a folder that `slip_serve` reads."""
+"""Exports a run for serving."""

@@ -1,6 +1,6 @@
 """Exports a run's checkpoint, for `slip_serve` to score with.
 
-    python -m experiments.export --workdir=RUN [--output=FOLDER] [--step=120]
+    python -m experiments.export RUN [--output=FOLDER] [--step=120]
     python -m slip_serve FOLDER --memory=ssd --cache=0.1
 
 RUN is the folder of a run, finished or not. The run's config is used; if one
@@ -16,17 +16,8 @@ import pathlib
 from absl import flags
 import ml_collections
 
-from experiments.common import cli, report
-from experiments.predict import loading
-from slipstream_jax.errors import UserError
-from slipstream_jax.export.folder import (
-  BATCH_SIZES,
-  check_arguments,
-  write_export,
-)
-from slipstream_jax.export.source import facts_of_dataset
+from experiments.common import cli
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _OUTPUT = flags.DEFINE_string(
   'output', None, 'Folder to make; export in that of the run by default.'
 )
@@ -34,10 +25,10 @@ _DTYPE = flags.DEFINE_string(
   'dtype', 'float32', "Of rows: 'float32', 'float16' or 'int8'."
 )
 _BATCH_SIZES = flags.DEFINE_list(
-  'batch_sizes', [*map(str, BATCH_SIZES)], 'Examples that are scored at once.'
+  'batch_sizes', '1,64,1024', 'Examples that are scored at once.'
 )
 _PLATFORMS = flags.DEFINE_list(
-  'platforms', ['cpu'], 'What the programs run on: cpu, cuda, rocm, tpu.'
+  'platforms', 'cpu', 'What the programs run on: cpu, cuda, rocm, tpu.'
 )
 _DATA = flags.DEFINE_string(
   'data', None, "Where the run's data are now; by default where they were."
@@ -47,45 +38,36 @@ _STEP = flags.DEFINE_integer(
 )
 
 
-def main(config: ml_collections.ConfigDict | None) -> None:
+def main(config: ml_collections.ConfigDict | None, run: pathlib.Path) -> None:
   """Exports the run and prints what was written.
 
   Raises:
-    UserError: there is no such run, a flag is invalid, or there is no room.
-      Nothing of the folder is then left.
+    UserError: a flag is invalid, the run has no checkpoint, or there is no
+      room. Nothing of the output is then left.
   """
-  if _WORKDIR.value is None:
-    raise UserError(
-      'a run to export must be given',
-      got='no folder of a run',
-      where='--workdir',
-      hint='give one that `python -m experiments.report` lists',
-    )
+  from experiments.common import loading, report
+  from slipstream_jax.export.folder import check_arguments, write_export
+  from slipstream_jax.export.source import facts_of_dataset
+
   sizes = [int(x) if x.isdecimal() else x for x in _BATCH_SIZES.value]
   how = _DTYPE.value, sizes, _PLATFORMS.value
-  folder = pathlib.Path(_WORKDIR.value)
-  output = pathlib.Path(_OUTPUT.value or folder / 'export')
+  output = pathlib.Path(_OUTPUT.value or run / 'export')
   check_arguments(output, *how)
   screen = report.console()
-  run = loading.load(
-    folder,
-    _DATA.value,
-    other=config,
-    finished=False,
-    step=_STEP.value,
-    tell=report.teller(screen),
-  )
-  layout = write_export(run.trainer, output, facts_of_dataset(run.data), *how)
-  facts = {
+  tell = report.teller(screen)
+  loaded = loading.load(run, _DATA.value, config, _STEP.value, tell)
+  facts = facts_of_dataset(loaded.data)
+  layout = write_export(loaded.trainer, output, facts, *how)
+  written = {
     'steps trained': layout.step,
     'tables': len(layout.tables),
     'rows': sum(group.rows for group in layout.groups),
     'dtype of rows': layout.codec,
     'bytes': sum(file.bytes for file in layout.files),
   }
-  screen.print(report.facts(facts))
-  screen.print(f'written to {output}', highlight=False, soft_wrap=True)
+  screen.print(report.facts(written))
+  tell(f'written to {output}')
 
 
 if __name__ == '__main__':
-  cli.run(main, kept='nothing was written', config='optional', on_cpu=True)
+  cli.run(main, 'optional', 'RUN', kept='nothing was written', on_cpu=True)

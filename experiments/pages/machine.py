@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from experiments.bench.products import cpu
+from experiments.common.machine import cpu
 
 _FACTS = (
   ('command', '{}'),

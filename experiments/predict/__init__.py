@@ -1,1 +1,1 @@
-"""Scores new examples with a finished run, or writes the rows of a table."""
+"""Scores new examples with a run."""

@@ -1,130 +1,118 @@
-"""What a step would move under each placement, and which one to use."""
+"""Predicts what a step moves under each placement, and recommends one.
+
+A placement's plans are made as in training, so their counts are those of a run
+over the same batches.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import (
-  bucket,
-  cached,
-  EVICTIONS,
-  Placement,
-  PLACEMENTS,
-)
-from slipstream_jax.placement.sizing import simulate, SimulatedMoves
+from slipstream_jax.placement import bucket, cached, EVICTIONS, PLACEMENTS
+from slipstream_jax.placement.sizing import Curve, simulate
 from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.store.scratch import file_bytes
+from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES
 from slipstream_jax.types import HotRows, Unique
 
 SHARES = (0.001, 0.01, 0.015, 0.05)
 """Capacities of caches, as shares of all rows."""
-POLICIES = tuple(EVICTIONS)
 _WORTH = 1.05  # simpler placements may move that much more
+_KEPT = 256  # rows: with room for fewer, a store on a disk keeps none in memory
+
+
+class Need(NamedTuple):
+  """What a model takes under any placement."""
+
+  row: int
+  """Bytes of a row and its row state."""
+  dense: int
+  """Bytes of the parameters and their state."""
+  num_rows: int
 
 
 class Sample(NamedTuple):
   """What placements are judged on."""
 
   batches: list[Unique]
-  """The batches judged."""
   popular: HotRows
-  """All rows that the other half looked up, most popular first."""
-  largest: int
-  """U of the largest batch."""
+  """All rows that another part of the sample looked up, most popular first."""
   look_ahead: int
-  """Batches that a cache may know."""
+  """Batches that a cache may look ahead."""
   first: int
-  """Batches of the data to train on that popularity was learned from."""
+  """Training batches that popularity was learned from."""
+
+  @property
+  def largest(self) -> int:
+    """Unique rows of the largest batch."""
+    return max(len(batch.rows) for batch in self.batches)
 
 
 class Prediction(NamedTuple):
-  """What a step would move under a placement, in the mean."""
+  """Means per step under a placement, and the memory that it takes."""
 
   placement: str
   policy: str
   rows: int
-  """That the device keeps."""
+  """Rows that the device keeps."""
   hit_rate: float
   rows_loaded: float
   rows_stored: float
   bytes_moved: float
-  """Both ways, once every slot has been used: then each load stores a row."""
+  """Both ways, once every slot was used, when each load stores a row."""
   device_bytes: float
   """Kept rows, two blocks of a batch's rows, parameters and their state."""
   host_bytes: float
   """Tables and the planner's maps."""
 
 
-class Need(NamedTuple):
-  """Bytes that do not depend on the placement."""
-
-  row: int
-  """Of a row and its row state."""
-  dense: int
-  """Of parameters and their state."""
-  num_rows: int
-
-
 def predict(sample: Sample, need: Need, budget: int) -> Iterator[Prediction]:
-  """Every placement, and every policy at every capacity, what fits included."""
-  yield _prediction('resident', '', need.num_rows, sample, need)
-  # One row would read as a share: all of them.
+  """Yields a prediction for every placement, eviction policy and capacity.
+
+  The capacities are `SHARES` of all rows, and what fits `budget` bytes.
+  """
+  fixed = 2 * bucket(sample.largest) * need.row + need.dense
+
+  def prediction(name: str, policy: str, rows: int) -> Prediction:
+    hot, batches = sample.popular, sample.batches
+    placement = PLACEMENTS.get(name) or cached(rows, policy, sample.look_ahead)
+    if name == 'pinned':  # it keeps only its hot rows
+      rows = min(rows, len(hot.rows))
+      hot = hot_rows(hot.rows[:rows], need.num_rows)
+      batches = [b._replace(hot=hot.places(b.rows)) for b in batches]
+    moved = simulate(placement, batches, need.num_rows, hot)
+    on_host = 0 if name == 'resident' else need.row
+    maps = {'cached': 12 + 4 * (policy != 'lru'), 'pinned': 4}.get(name, 0)
+    return Prediction(
+      *(name, policy, rows, *moved[:3]),
+      bytes_moved=2 * moved.rows_loaded * need.row,
+      device_bytes=rows * need.row + fixed,
+      host_bytes=(on_host + maps) * need.num_rows,
+    )
+
+  yield prediction('resident', '', need.num_rows)
+  # A capacity of 1 would mean a share: all rows.
   capacities = {max(2, round(share * need.num_rows)) for share in SHARES}
-  fits = (budget - _fixed_bytes(sample, need)) // need.row
+  fits = (budget - fixed) // need.row
   if 1 < fits < need.num_rows:
     capacities.add(fits)
   for rows in sorted(capacities):
-    yield _prediction('pinned', '', rows, sample, need)
-    for policy in POLICIES:
-      yield _prediction('cached', policy, rows, sample, need)
-  yield _prediction('streamed', '', 0, sample, need)
-
-
-def _prediction(
-  name: str, policy: str, rows: int, sample: Sample, need: Need
-) -> Prediction:
-  if name == 'pinned':
-    rows = min(rows, len(sample.popular.rows))
-  moved = _simulated(name, policy, rows, sample, need.num_rows)
-  kept_on_host = 0 if name == 'resident' else need.num_rows
-  maps = {'cached': 8 + 4 * (policy != 'lru') + 4, 'pinned': 4}.get(name, 0)
-  return Prediction(
-    name,
-    policy,
-    rows,
-    moved.hit_rate,
-    moved.rows_loaded,
-    moved.rows_stored,
-    2 * moved.rows_loaded * need.row,
-    rows * need.row + _fixed_bytes(sample, need),
-    kept_on_host * need.row + maps * need.num_rows,
-  )
-
-
-def _fixed_bytes(sample: Sample, need: Need) -> int:
-  """On the device whatever the placement: blocks of a batch, parameters."""
-  return 2 * bucket(sample.largest) * need.row + need.dense
-
-
-def _simulated(
-  name: str, policy: str, rows: int, sample: Sample, num_rows: int
-) -> SimulatedMoves:
-  hot, batches = sample.popular, sample.batches
-  if name == 'pinned':  # its hot rows are all that it keeps
-    hot = hot_rows(hot.rows[:rows], num_rows)
-    batches = [b._replace(hot=hot.places(b.rows)) for b in batches]
-  placement = _placement(name, policy, rows, sample.look_ahead)
-  return simulate(placement, batches, num_rows, hot)
-
-
-def _placement(name: str, policy: str, rows: int, ahead: int) -> Placement:
-  return cached(rows, policy, ahead) if name == 'cached' else PLACEMENTS[name]
+    yield prediction('pinned', '', rows)
+    for policy in EVICTIONS:
+      yield prediction('cached', policy, rows)
+  yield prediction('streamed', '', 0)
 
 
 def recommend(predictions: list[Prediction], budget: int) -> Prediction:
-  """The one to use: of those that fit, the least bytes moved per step.
+  """Returns the placement that moves least of those that fit `budget` bytes.
 
-  Simpler ones come first in the list, and win if they move little more; among
-  caches that move alike, so does the smaller.
+  An earlier one wins if it moves at most 5 % more. Simpler placements and
+  smaller caches come first in the list.
+
+  Raises:
+    UserError: none fits.
   """
   fitting = [p for p in predictions if p.device_bytes <= budget]
   if not fitting:
@@ -136,3 +124,62 @@ def recommend(predictions: list[Prediction], budget: int) -> Prediction:
     )
   least = min(p.bytes_moved for p in fitting)
   return next(p for p in fitting if p.bytes_moved <= _WORTH * least)
+
+
+class Tiers(NamedTuple):
+  """What is kept below the device, and what each tier answers."""
+
+  store: str
+  """The key of `STORES` to use."""
+  dram_bytes: int
+  """Host memory for rows."""
+  dram_rows: int
+  disk_bytes: int
+  """Size of the file once every row was written. 0 without a disk."""
+  rows_read: float
+  """Mean rows read from the disk per step."""
+  shares: dict[str, list[float]]
+  """By tier, the share of each table's lookups that it answers."""
+
+
+def tiers_of(
+  picked: Prediction, need: Need, curve: Curve, host_bytes: int
+) -> Tiers:
+  """Returns what fits in `host_bytes` below a placement, and what must be read.
+
+  Only what the device misses reaches the store. `curve`, that of LRU for all
+  lookups, estimates what the store's memory finds.
+  """
+  on_device, _ = _hits(curve, picked.rows)
+  in_memory = np.ones_like(on_device)
+  if picked.host_bytes <= host_bytes:
+    rows = 0 if picked.placement == 'resident' else need.num_rows
+    kind, slot, on_disk, read = 'memory', need.row, 0, 0.0
+  else:
+    maps = picked.host_bytes + (MAP_BYTES - need.row) * need.num_rows
+    slot = need.row + SLOT_BYTES
+    rows = max(0, int((host_bytes - maps) // slot))
+    kind = 'tiered' if rows >= _KEPT else 'file'
+    rows = rows if kind == 'tiered' else 0
+    hits, loads = _hits(curve, rows)
+    in_memory = np.maximum(hits, on_device)
+    on_disk = file_bytes(need.num_rows, need.row)
+    read = min(picked.rows_loaded, loads)
+  shares = {
+    'device': on_device.tolist(),
+    'memory': (in_memory - on_device).tolist(),
+    'disk': (1 - in_memory).tolist(),
+  }
+  return Tiers(kind, rows * slot, rows, on_disk, read, shares)
+
+
+def _hits(curve: Curve, rows: int) -> tuple[np.ndarray, float]:
+  """Returns the share of each table's lookups that hit `rows` rows, and loads.
+
+  The shares are float64[T], and the loads are a mean per batch.
+  """
+  at = int(np.searchsorted(curve.capacities, rows, side='right')) - 1
+  if at < 0:
+    return np.zeros(len(curve.lookups)), curve.rows_used
+  shares = curve.hits[:, at] / np.maximum(curve.lookups, 1)
+  return shares, float(curve.loads[at])

@@ -1,1 +1,1 @@
-"""Lists runs, and lays them side by side on a page."""
+"""Lists runs, and writes a page of several side by side."""

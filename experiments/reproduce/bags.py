@@ -1,12 +1,11 @@
 """A synthetic multi-hot stream: bags of lookups in place of single ones.
 
-An example of L lookups per feature is made of L examples of the click stream: a
-bag holds the feature's lookups in all of them, and the dense features are those
-of the first. Its logit is the sum of theirs, at the spread of one, so that what
-a model can learn is a sum over each bag. Who looks up popular rows does so in
-all of a bag: L * L clicks in a row are ranked by their least popular row and
-cut into L examples, or next to none would look up hot rows alone. NOT real
-data.
+An example with L lookups per feature is made of L examples of the click stream.
+A bag holds the feature's lookups in all of them, and the dense features are
+those of the first. Its logit is the sum of theirs, scaled to the spread of one,
+so a model can learn it as a sum over each bag. L * L consecutive clicks are
+ranked by their least popular row and cut into L examples. Without this, almost
+no example would look up hot rows only. NOT real data.
 """
 
 import functools
@@ -32,16 +31,16 @@ _PARTS = TEST_START  # positions of a part of the stream: training, testing
 
 
 class BagSpec(NamedTuple):
-  """What the stream is; equal specs give equal examples."""
+  """Parameters of the stream. Equal specs give equal examples."""
 
   of: SyntheticSpec
-  """The clicks that bags are made of."""
+  """Parameters of the clicks that bags are made of."""
   length: int
-  """L, lookups of a bag."""
+  """Lookups of a bag."""
 
 
 def bags_at(spec: BagSpec, positions: Int[np.ndarray, ' n']) -> Examples:
-  """The examples at these positions of the stream, i64[n], none negative.
+  """Returns the examples at positions of the stream, i64[n], none negative.
 
   Lookups are integer[n, F, L].
 
@@ -54,7 +53,7 @@ def bags_at(spec: BagSpec, positions: Int[np.ndarray, ' n']) -> Examples:
   numbers = part + time // length
   blocks, block = np.unique(numbers, return_inverse=True)
   clicks = _ranked(spec, blocks)
-  # Of each example, its clicks among those of all blocks.
+  # Where the clicks of each example are among those of all blocks.
   first = block * length**2 + time % length * length
   index = first[:, None] + np.arange(length)
   chances = clicks.probabilities[index]
@@ -78,7 +77,7 @@ def bags_at(spec: BagSpec, positions: Int[np.ndarray, ' n']) -> Examples:
 
 
 def _ranked(spec: BagSpec, blocks: np.ndarray) -> Examples:
-  """The clicks of some blocks, each block's by their least popular row.
+  """Returns the clicks of blocks, each block ordered by least popular row.
 
   Blocks are numbered within their part of the stream.
   """
@@ -94,10 +93,10 @@ def _ranked(spec: BagSpec, blocks: np.ndarray) -> Examples:
 
 
 def bag_dataset(spec: BagSpec, test_examples: int) -> Dataset:
-  """The stream as a data set, endless to train on.
+  """Returns the stream as a data set with endless training examples.
 
   Raises:
-    UserError: the spec has a value out of range, or nothing to test on.
+    UserError: the spec has a value out of range, or no test examples.
   """
   any_spec: Any = spec
   source = functools.partial(stream_batches, bags_at, any_spec)

@@ -1,57 +1,38 @@
-"""What a reproduction runs, and in which order: pure.
+"""What a reproduction runs, and in which order.
 
-All systems of a seed take turns before the next seed begins, so that what a
-machine does beside them hits them alike. The phases of every system come
-first, which also compiles what the cells run.
+All systems of a seed take turns before the next seed begins, so that other load
+on the machine affects all of them alike. The phases of every system come first,
+which also compiles the programs of the runs.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from experiments.reproduce.models import PINNED
+from experiments.reproduce.results import Job
 
-CELL, PHASES, SKEW, ROWS, NAIVE, THRESHOLD = (
-  *('cell', 'phases', 'skew', 'rows', 'naive', 'threshold'),
+ALONE = (
+  *('xdl', 'dlrm_hybrid', 'fae', 'fae_pinned', 'hotline', 'hotline_micro'),
+  *('cached', 'plain', 'pinned'),
 )
-OFF, PUBLISHED, OURS = 'off', 'published', 'ours'
-ALONE = ('xdl', 'dlrm_hybrid', 'fae', 'fae_pinned', 'hotline') + (
-  ('hotline_micro', 'cached', 'plain', PINNED)
-)
-"""Systems without skipping, in their order."""
+"""Systems that skip nothing."""
 SKIPPING = (
-  *((PINNED, PUBLISHED), (PINNED, OURS)),
-  *(('fae', OURS), ('hotline', OURS), ('xdl', OURS)),
+  *(('pinned', 'published'), ('pinned', 'ours')),
+  *(('fae', 'ours'), ('hotline', 'ours'), ('xdl', 'ours')),
 )
-"""Systems and ways to skip that they are composed with."""
+"""Systems with skipping."""
 VARIANTS = ('none', 'hot', 'cold')
-"""Rows that are naively left as they are after the warm-up."""
+"""Rows that stand still after the warm-up."""
 TARGETS = (0.15, 0.3, 0.6)
-"""Drop targets that thresholds are sought for."""
+"""Drop targets for which a threshold is sought."""
 WITH = {'rm2': ('rm2_l20',)}
 """Models that come with another one."""
 
 
-class Job(NamedTuple):
-  """One thing to run, of one model."""
-
-  kind: str
-  """'cell', 'phases', 'skew', 'rows', 'naive' or 'threshold'."""
-  model: str
-  seed: int
-  system: str = PINNED
-  skip: str = OFF
-  variant: str = ''
-  """Of `VARIANTS`, where it is a naive one."""
-  drop_target: float = 0.0
-  """Where a threshold is sought for it."""
-
-
 def jobs_of(models: Sequence[str], seeds: Sequence[int]) -> list[Job]:
-  """All jobs, each once, in the order in which they are run.
+  """Returns all jobs, each once, in the order in which they are run.
 
   Args:
-    models: of `MODELS`, in their order; those that come with them are added.
-    seeds: at least one; what one seed is enough for takes the first.
+    models: names of models. Those that come with them are added.
+    seeds: at least one. Jobs for which one seed is enough take the first.
   """
   with_others = [[name, *WITH.get(name, ())] for name in models]
   names = dict.fromkeys(name for some in with_others for name in some)
@@ -60,15 +41,15 @@ def jobs_of(models: Sequence[str], seeds: Sequence[int]) -> list[Job]:
 
 def _of_model(model: str, seeds: Sequence[int]) -> list[Job]:
   first = seeds[0]
-  pairs = [*((system, OFF) for system in ALONE), *SKIPPING]
+  pairs = [*((system, 'off') for system in ALONE), *SKIPPING]
   return [
-    Job(SKEW, model, first),
-    *(Job(PHASES, model, first, system) for system in ALONE),
-    *(Job(CELL, model, seed, *pair) for seed in seeds for pair in pairs),
-    Job(ROWS, model, first),
-    *(Job(NAIVE, model, first, variant=variant) for variant in VARIANTS),
+    Job('skew', model, first),
+    *(Job('phase', model, first, system) for system in ALONE),
+    *(Job('run', model, seed, *pair) for seed in seeds for pair in pairs),
+    Job('row', model, first),
+    *(Job('naive', model, first, variant=variant) for variant in VARIANTS),
     *(
-      Job(THRESHOLD, model, first, skip=PUBLISHED, drop_target=target)
+      Job('threshold', model, first, skip='published', drop_target=target)
       for target in TARGETS
     ),
   ]

@@ -1,31 +1,29 @@
-"""What a step would take over links that a machine need not have: a model.
+"""Models what a step would take over links that the machine does not have.
 
-Nothing here is measured. What the engine counted crosses a link of a stated
-rate, a step takes the device a stated time, and what the host does takes what
-it took here; a small graph of each system says what may overlap. What comes out
-is always to be called modelled. Durations are means: batches that differ from
-one another take longer than the model says.
+Nothing here is measured. The bytes that the engine counted cross a link with a
+stated rate, a step takes the device a stated time, and host phases take what
+they took here. A small graph of tasks for each system says what may overlap.
+All times are means in ms per batch, so batches of unequal size take longer than
+the model says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import statistics
 from typing import Any, NamedTuple
 
-from experiments.reproduce import overlap, results
-from experiments.reproduce.overlap import StepTime
+from experiments.reproduce.results import PHASES, Row
 
 
 class Link(NamedTuple):
-  """A link between host and device; it carries both ways at once."""
+  """A link between host and device that carries both directions at once."""
 
   name: str
   load_gb_per_s: float
-  """1e9 bytes a second to the device, of large copies of page-locked memory."""
+  """1e9 bytes per second to the device, for large copies of pinned memory."""
   store_gb_per_s: float
-  """Likewise, from the device."""
+  """The same from the device."""
   latency_us: float
-  """Of each copy, whatever it holds."""
+  """Of each copy, whatever its size."""
 
 
 LINKS = {
@@ -37,173 +35,272 @@ LINKS = {
     Link('NVLink-C2C', 375.0, 297.0, 5.0),
   )
 }
-"""Stated, not measured: about what large copies get of 15.8, 31.5, 63 and 450
-GB/s each way."""
+"""Stated rates: about what large copies get of 15.8, 31.5, 63 and 450 GB/s."""
 STEP_MS = (0.25, 0.5, 1.0)
-"""What a step may take the device, stated likewise."""
+"""Stated times of a step on the device."""
+_AHEAD = ('data', 'unique', 'plan')
+_IN_TURN = ('gather', 'put', 'step', 'get', 'host_update', 'scatter', 'sync')
+
+Ms = Mapping[str, float]
+"""Phase to ms per batch. A phase that some batches lack has its share."""
 
 
-class Counts(NamedTuple):
-  """What a step of a system does, in the mean of a run's steps."""
+class StepTime(NamedTuple):
+  """The time from one step to the next, in a steady state."""
 
-  system: str
-  """Its key in `WAYS`."""
-  bytes_loaded: float
-  """To the device, of all that crosses: rows or embeddings, and swaps."""
-  bytes_stored: float
-  """From it."""
-  host_ms: Mapping[str, float]
-  """By phase, what the host took; of a phase that is not of every step, its
-  share. Those that the link and the device are asked for are not read."""
-  popular: float = 0.0
-  """Share of the steps' examples that look up hot rows only."""
-  workers: int = 2
-  """Threads that read batches and find their unique rows."""
+  ms_per_batch: float
+  binds: str
+  """Tasks that wait for one another and take this long: 'a + b'."""
+
+
+class Task(NamedTuple):
+  """A part of the work on a batch."""
+
+  name: str
+  ms: float
+  after: tuple[tuple[str, int], ...]
+  """Tasks that it waits for, with the number of batches before. A task waits
+  for its own last time, too, unless other tasks imply it."""
+
+
+def period(tasks: Sequence[Task]) -> StepTime:
+  """Returns the time from one batch to the next if tasks repeat for ever.
+
+  It is the greatest ratio of time to batches over all cycles of tasks that wait
+  for one another.
+
+  Args:
+    tasks: none may wait for itself within one batch.
+  """
+  best = StepTime(0.0, '')
+  for cycle, batches in _cycles(tasks):
+    ms = sum(task.ms for task in cycle) / batches
+    names = [task.name for task in tasks if task in cycle and task.ms]
+    if ms > best.ms_per_batch:
+      best = StepTime(ms, ' + '.join(names))
+  return best
+
+
+def _cycles(tasks: Sequence[Task]) -> Iterator[tuple[list[Task], int]]:
+  """Yields each cycle of tasks once, with the batches that it spans."""
+  place = {task.name: number for number, task in enumerate(tasks)}
+
+  def back(path: list[Task], batches: int) -> Iterator[tuple[list[Task], int]]:
+    for name, distance in path[-1].after:
+      if name == path[0].name:
+        yield path, batches + distance
+      # A cycle is found from its first task only.
+      elif place[name] > place[path[0].name] and tasks[place[name]] not in path:
+        yield from back([*path, tasks[place[name]]], batches + distance)
+
+  for task in tasks:
+    yield from back([task], 0)
+
+
+def _read_ahead(ms: Ms, workers: int) -> list[Task]:
+  """One thread reads batches, and several find their unique rows."""
+  return [
+    Task('data', ms['data'], (('data', 1), ('unique', workers))),
+    Task('unique', ms['unique'], (('data', 0), ('unique', workers))),
+    Task('plan', ms['plan'], (('unique', 0), ('plan', 1))),
+  ]
+
+
+def _in_order(
+  names: Sequence[str], ms: Ms, first_after: str | None = None
+) -> list[Task]:
+  """Each task waits for the one before it, and the first for the last."""
+  before = [(names[-1], 1), *((name, 0) for name in names)]
+  others = [] if first_after is None else [(first_after, 0)]
+  return [
+    Task(name, ms[name], (one, *(others if name == names[0] else ())))
+    for name, one in zip(names, before, strict=False)
+  ]
+
+
+def overlapping(ms: Ms, popular: float, workers: int) -> StepTime:
+  """Models Slipstream, where all work overlaps the steps on the device.
+
+  The host thread of a step scatters what left with the step two before it,
+  whose loss is known by then, and gathers. Rows that the last step changed are
+  taken on the device.
+  """
+  return period(
+    [
+      *_read_ahead(ms, workers),
+      Task('scatter', ms['scatter'], (('get', 2), ('step', 2), ('gather', 1))),
+      Task('gather', ms['gather'], (('scatter', 0), ('plan', 0))),
+      Task('put', ms['put'], (('gather', 0), ('put', 1))),
+      Task('step', ms['step'], (('put', 0), ('step', 1))),
+      Task('get', ms['get'], (('step', 0), ('get', 1))),
+    ]
+  )
+
+
+def parameter_server(ms: Ms, popular: float, workers: int) -> StepTime:
+  """Models XDL: pull, step, push. Only batches are read ahead."""
+  ahead = _read_ahead(ms, workers)
+  return period([*ahead, *_in_order(_IN_TURN, ms, 'plan')])
+
+
+def nothing_overlaps(ms: Ms, popular: float, workers: int) -> StepTime:
+  """Models hybrid DLRM."""
+  return period(_in_order((*_AHEAD, *_IN_TURN), ms))
+
+
+def strips(ms: Ms, popular: float, workers: int) -> StepTime:
+  """Models FAE: popular batches on the device, others as hybrid DLRM, swaps."""
+  step = Task('step', ms['step'], (('plan', 0), ('step', 1)))
+  hot = period([*_read_ahead(ms, workers), step])
+  # These phases belong to all batches, the others to batches that are not hot.
+  less = {name: (1 - popular) * ms[name] for name in (*_AHEAD, 'step')}
+  others = nothing_overlaps({**ms, **less}, 0.0, workers)
+  total = popular * hot.ms_per_batch + others.ms_per_batch
+  parts = [f'popular: {hot.binds}'] if popular else []
+  if others.ms_per_batch:
+    parts.append(f'others: {others.binds}')
+  return StepTime(total, '; '.join(parts))
+
+
+def working_sets(ms: Ms, popular: float, workers: int) -> StepTime:
+  """Models Hotline: cold rows come and go while popular batches run.
+
+  A set's rows are gathered after those of the last set are back, as no row is
+  in two places.
+  """
+  others = (1 - popular) * ms['step']
+  return period(
+    [
+      *_read_ahead(ms, workers),
+      Task('gather', ms['gather'], (('scatter', 1), ('plan', 0))),
+      Task('put', ms['put'], (('gather', 0),)),
+      Task('popular step', ms['step'] - others, (('step', 1), ('plan', 0))),
+      Task('step', others, (('put', 0), ('popular step', 0))),
+      Task('get', ms['get'], (('step', 0),)),
+      Task('scatter', ms['scatter'], (('get', 0),)),
+    ]
+  )
 
 
 class Way(NamedTuple):
   """How a system goes about a step."""
 
-  model: Callable[[Mapping[str, float], float, int], StepTime]
-  """Of `overlap`: phases' ms, share of popular batches, and workers."""
+  model: Callable[[Ms, float, int], StepTime]
+  """Of the phases' ms, the share of popular batches, and the workers."""
   loads: int = 8
-  """Copies to the device in a step: of rows with two leaves of state, places,
-  and the batch's columns."""
+  """Copies to the device in a step: rows with two state arrays, positions, and
+  the batch's columns."""
   stores: int = 2
-  """Copies from it."""
-  places: bool = True
-  """Whether rows cross, so that the device is told which lookup is of which."""
+  """Copies from the device in a step."""
+  rows: bool = True
+  """Whether rows cross, so that their positions cross as well."""
+
+
+WAYS: dict[str, Way] = {
+  'plain': Way(overlapping),
+  'cached': Way(overlapping),
+  'pinned': Way(overlapping),
+  'fae_pinned': Way(overlapping),
+  'xdl': Way(parameter_server, loads=6, stores=1),
+  'dlrm_hybrid': Way(nothing_overlaps, loads=4, stores=1, rows=False),
+  'fae': Way(strips, loads=4, stores=1, rows=False),
+  'hotline': Way(working_sets),
+  'hotline_micro': Way(working_sets),
+}
+
+
+class Counts(NamedTuple):
+  """What a step of a system does, on average."""
+
+  system: str
+  bytes_loaded: float
+  """To the device: rows or embeddings, and swaps."""
+  bytes_stored: float
+  host_ms: Ms
+  """Phases of the host. Those of the link and the device are not used."""
+  popular: float = 0.0
+  """Share of the examples that look up hot rows only."""
+  workers: int = 2
+  """Threads that read batches and find their unique rows."""
 
 
 def modelled(counts: Counts, link: Link, device_step_ms: float) -> StepTime:
-  """What a step takes, and what binds.
+  """Returns what a step takes over a link, and what binds.
 
   Args:
     counts: of the system.
-    link: what carries the bytes.
+    link: that carries the bytes.
     device_step_ms: of forward, backward and updates on the device.
   """
   way = WAYS[counts.system]
-  ms = {**dict.fromkeys(results.PHASES, 0.0), **counts.host_ms}
+  ms = {**dict.fromkeys(PHASES, 0.0), **counts.host_ms}
   latency_ms = link.latency_us / 1e3
-  # 1e9 bytes a second are 1e6 a millisecond.
+  # 1e9 bytes per second are 1e6 per millisecond.
   loading, storing = 1e6 * link.load_gb_per_s, 1e6 * link.store_gb_per_s
   ms['put'] = counts.bytes_loaded / loading + way.loads * latency_ms
   ms['get'] = counts.bytes_stored / storing
   if counts.bytes_stored:
     ms['get'] += way.stores * latency_ms
-  # The device waits for a snapshot, and is watched meanwhile.
+  # The device waits for a snapshot. Examples are chosen by whoever takes the
+  # next batch.
   ms['step'] = device_step_ms + ms['snapshot']
-  ms['data'] += ms['choose']  # by whoever takes the next batch
+  ms['data'] += ms['choose']
   return way.model(ms, counts.popular, counts.workers)
 
 
-WAYS: dict[str, Way] = {
-  'plain': Way(overlap.overlapping),
-  'cached': Way(overlap.overlapping),
-  'pinned': Way(overlap.overlapping),
-  'fae_pinned': Way(overlap.overlapping),
-  'xdl': Way(overlap.parameter_server, loads=6, stores=1),
-  'dlrm_hybrid': Way(overlap.nothing_overlaps, loads=4, stores=1, places=False),
-  'fae': Way(overlap.strips, loads=4, stores=1, places=False),
-  'hotline': Way(overlap.working_sets),
-  'hotline_micro': Way(overlap.working_sets),
-}
-"""Every system of a reproduction by its name."""
-
-
-def lines(folder: pathlib.Path, workers: int = 2) -> list[results.Modelled]:
-  """What every system of a reproduction would take, over every link.
-
-  Of each system and way to skip the counts are the means of its finished
-  seeds; where the phases of one were not measured, there are no lines of it.
+def counts_of(
+  runs: Sequence[Row],
+  phases: Sequence[Row],
+  model: Mapping[str, Any],
+  workers: int = 2,
+) -> Counts | None:
+  """Returns the counts of a system: means over its finished runs.
 
   Args:
-    folder: of the reproduction.
+    runs: rows of one model, system and way to skip.
+    phases: rows of the same.
+    model: the facts of the model.
     workers: threads that read batches and find their unique rows.
 
-  Raises:
-    UserError: a file of the folder is damaged.
+  Returns:
+    None where runs or phases are not known.
   """
-  phases = _means_of_phases(results.read(folder, results.Phase))
-  models = results.read_setting(folder).get('models', {})
-  cells: dict[tuple[str, str, str], list[results.Cell]] = {}
-  for cell in results.read(folder, results.Cell):
-    if cell.status == results.OK and cell.system in WAYS and cell.steps:
-      cells.setdefault((cell.model, cell.system, cell.skip), []).append(cell)
-  modelled_lines = []
-  for key, of_seeds in cells.items():
-    if (host_ms := phases.get(key)) is None:
-      continue
-    counts = _counts(of_seeds, host_ms, models.get(key[0], {}), workers)
-    for link in LINKS.values():
-      for step_ms in STEP_MS:
-        time = modelled(counts, link, step_ms)
-        line = results.Modelled(*key, link.name, step_ms, *time)
-        modelled_lines.append(line)
-  return modelled_lines
-
-
-def write(folder: pathlib.Path) -> None:
-  """Puts those lines into the folder, in the place of older ones."""
-  new = lines(folder)
-  if results.read(folder, results.Modelled) == new:
-    return
-  (folder / results.FILES[results.Modelled]).unlink(missing_ok=True)
-  results.append(folder, new)
-
-
-def _means_of_phases(
-  phases: Sequence[results.Phase],
-) -> dict[tuple[str, str, str], dict[str, float]]:
-  """Of each model, system and way to skip the mean ms of its seeds."""
-  of_all: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-  for phase in phases:
-    if phase.ms_per_batch is not None:
-      of_one = of_all.setdefault((phase.model, phase.system, phase.skip), {})
-      of_one.setdefault(phase.phase, []).append(phase.ms_per_batch)
-  return {
-    key: {name: statistics.fmean(ms) for name, ms in of_one.items()}
-    for key, of_one in of_all.items()
-  }
-
-
-def _counts(
-  cells: Sequence[results.Cell],
-  host_ms: Mapping[str, float],
-  model: Mapping[str, Any],
-  workers: int,
-) -> Counts:
-  """Of a step, in the mean of the finished seeds of one system."""
+  runs = [run for run in runs if run['status'] == 'ok' and run.get('step')]
+  spent: dict[str, list[float]] = {}
+  for row in phases:
+    if 'ms_per_batch' in row:
+      spent.setdefault(row['phase'], []).append(row['ms_per_batch'])
+  if not runs or not spent or runs[0]['system'] not in WAYS:
+    return None
 
   def per_step(name: str) -> float:
-    total = sum(getattr(cell, name) or 0 for cell in cells)
-    return float(total) / sum(cell.steps or 0 for cell in cells)
+    total = sum(run.get(name, 0) for run in runs)
+    return float(total) / sum(run['step'] for run in runs)
 
-  system = cells[0].system
-  # The engine counts rows. Their places in a step cross beside them, i32.
+  system = runs[0]['system']
+  # The engine counts rows. Positions cross beside them as i32.
   lookups = model.get('batch_size', 0) * model.get('features_per_example', 0)
-  places = 4.0 * lookups if WAYS[system].places else 0.0
+  positions = 4.0 * lookups if WAYS[system].rows else 0.0
   dense = per_step('dense_bytes') / 2 if system == 'xdl' else 0.0  # each way
   return Counts(
     system,
-    per_step('bytes_loaded') + places + dense,
+    per_step('bytes_loaded') + positions + dense,
     per_step('bytes_stored') + dense,
-    host_ms,
-    _popular(cells),
+    {name: statistics.fmean(ms) for name, ms in spent.items()},
+    _popular(runs),
     workers,
   )
 
 
-def _popular(cells: Sequence[results.Cell]) -> float:
-  """Share of the examples trained that look up hot rows only.
+def _popular(runs: Sequence[Row]) -> float:
+  """Returns the share of popular examples among those trained.
 
-  All that are dropped do.
+  All examples that are dropped are popular.
   """
   hot = trained = 0.0
-  for cell in cells:
-    if cell.examples_hot_share is not None and cell.examples_seen:
-      dropped = cell.examples_dropped or 0
-      hot += cell.examples_hot_share * cell.examples_seen - dropped
-      trained += cell.examples_seen - dropped
+  for run in runs:
+    if 'examples_hot_share' in run and run.get('examples_seen'):
+      dropped = run.get('examples_dropped', 0)
+      hot += run['examples_hot_share'] * run['examples_seen'] - dropped
+      trained += run['examples_seen'] - dropped
   return min(1.0, max(0.0, hot / trained)) if trained else 0.0

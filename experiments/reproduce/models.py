@@ -1,13 +1,13 @@
 """The paper's four models, and one with bags, as configs at two scales.
 
 `full` is what was published: all rows, an epoch, batches of 1024 (256 of
-Taobao). `laptop` is a part of it for two cores: tables a tenth or less
-as long, some hundred batches, phases that are the same shares of a run. Hot
-rows take the published share of the tables' bytes at both.
+Taobao). `laptop` is a part of it for two cores: tables a tenth as long or less,
+about a hundred batches, phases that are the same shares of a run. Hot rows take
+the published share of the tables' bytes at both scales.
 
 Real data are read from folders of one directory, named by their formats:
 DIR/taobao, DIR/criteo, DIR/terabyte and DIR/avazu, as `experiments.prepare`
-packs them. A model whose folder is not there runs on its synthetic proxy.
+packs them. A model without its folder trains on its synthetic proxy.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,15 @@ from slipstream_jax.synthetic.spec import SyntheticSpec
 
 LAPTOP, FULL = SCALES = ('laptop', 'full')
 BAG = 20
-"""Lookups of a bag in the multi-hot regime."""
-PINNED = 'pinned'
-"""The system that is plain with the hot rows pinned: ours."""
-_LEAST = 100  # rows of a table that is not made shorter
+"""Lookups of a bag."""
+_LEAST = 100  # rows of the smallest table that is shortened
 
 
 class Part(NamedTuple):
-  """How large a model is on a laptop."""
+  """The size of a model on a laptop."""
 
   shorter: int
-  """Rows of the tables there are, for one that is left."""
+  """Factor by which the tables are shorter."""
   batch_size: int
   steps: int
   test_examples: int = 1 << 15
@@ -48,11 +46,11 @@ class Model(NamedTuple):
   config: Callable[[], ml_collections.ConfigDict]
   """With the published model and tables."""
   proxy: str
-  """Of `PROXIES`."""
+  """A key of `PROXIES`."""
   format: str | None
   """Of real data; None where there are none."""
   laptop: Part
-  full_batch_size: int
+  full_batch_size: int = 1024
 
 
 def _terabyte() -> ml_collections.ConfigDict:
@@ -80,7 +78,6 @@ MODELS = {
     'kaggle',
     'criteo',
     Part(10, 512, 70),
-    1024,
   ),
   'rm2_l20': Model(
     f'RM2 with bags of {BAG} lookups',
@@ -88,7 +85,6 @@ MODELS = {
     'kaggle',
     None,
     Part(10, 256, 36, 1 << 13),
-    1024,
   ),
   'rm3': Model(
     'RM3, DLRM on Criteo Terabyte',
@@ -96,36 +92,30 @@ MODELS = {
     'terabyte',
     'terabyte',
     Part(300, 512, 44, 1 << 14),
-    1024,
   ),
   'rm4': Model(
-    'RM4, DLRM on Avazu',
-    avazu.get_config,
-    'avazu',
-    'avazu',
-    Part(10, 512, 70),
-    1024,
+    'RM4, DLRM on Avazu', avazu.get_config, 'avazu', 'avazu', Part(10, 512, 70)
   ),
 }
-"""By the names that `--models` takes; `rm2_l20` comes with `rm2`."""
+"""The names that `--models` takes. `rm2_l20` comes with `rm2`."""
 
 
 def config_of(
   name: str, scale: str, data: str | None, seed: int, drop: float
 ) -> ml_collections.ConfigDict:
-  """The config that all runs of a model and seed share.
+  """Returns the config that all runs of a model and seed share.
 
   Args:
-    name: of `MODELS`.
-    scale: of `SCALES`.
-    data: folder of real data; None: there are none.
+    name: a key of `MODELS`.
+    scale: one of `SCALES`.
+    data: folder of real data; None without any.
     seed: of the data, the model and the choices.
     drop: drop target, as a share of the hot examples.
   """
   model = MODELS[name]
   config = model.config()
   config.seed = seed
-  # As published: a share of the hot examples, and one fit a period.
+  # As published: a share of the hot examples, and one fit per period.
   config.skip.drop, config.skip.drop_of = drop, 'hot'
   config.skip.refit_batches = 0
   config.data.path = path_of(name, data)
@@ -135,48 +125,41 @@ def config_of(
   config.data.rows = tuple(proxy.spec.rows)
   bag = BAG if config.data.source else 1  # as many lookups, not examples
   config.hot.profile_examples = proxy.profile_examples // bag
-  # An epoch; of real data, that of what there is.
+  # An epoch of the real data that there are.
   config.train.steps = 0 if config.data.path else steps
   if scale == LAPTOP:
     part = model.laptop
     config.train.steps = steps
     config.data.batch_size = part.batch_size
-    config.data.rows = shorter(proxy.spec.rows, part.shorter)
+    config.data.rows = tuple(
+      max(min(rows, _LEAST), rows // part.shorter) for rows in proxy.spec.rows
+    )
     config.hot.profile_examples //= part.shorter
     config.data.test_examples = part.test_examples
     config.eval.batch_size = min(4096, part.test_examples)
     config.eval.curve_examples = part.test_examples // 4
   config.eval.curve_steps = max(1, steps // 4)
-  _phases(config, steps)
+  # One window in a run. Skipping begins at 29 % of it, as published.
+  warm_up, window, settle = (
+    max(1, round(share * steps)) for share in (0.14, 0.1, 0.05)
+  )
+  common.phases(config, warm_up, window, settle, period=0)
   return config
 
 
 def steps_of(name: str, scale: str) -> int:
-  """Batches of the source in a run: an epoch of them, or a laptop's part."""
+  """Returns the batches of a run: an epoch, or what a laptop trains."""
   model = MODELS[name]
   if scale == LAPTOP:
     return model.laptop.steps
   return PROXIES[model.proxy].epoch_examples // model.full_batch_size
 
 
-def _phases(config: ml_collections.ConfigDict, steps: int) -> None:
-  """One window in a run; skipping begins at 29 % of it, as published."""
-  warm_up, window, settle = (
-    max(1, round(share * steps)) for share in (0.14, 0.1, 0.05)
-  )
-  common.phases(config, warm_up, window, settle, period=0)
-
-
-def shorter(rows: tuple[int, ...], by: int) -> tuple[int, ...]:
-  """Sizes of tables, `by` times as short but for the smallest."""
-  return tuple(max(min(size, _LEAST), size // by) for size in rows)
-
-
 def path_of(name: str, data: str | None) -> str | None:
-  """The model's folder of real data; None where there is none.
+  """Returns the model's folder of real data; None where there is none.
 
   Raises:
-    UserError: there is no folder of that name for any model.
+    UserError: there is no such folder for any model.
   """
   if data is None:
     return None
@@ -194,14 +177,14 @@ def path_of(name: str, data: str | None) -> str | None:
 
 
 def bags(config: ml_collections.ConfigDict) -> Dataset:
-  """The multi-hot stream of a config."""
+  """Returns the stream of bags of a config."""
   data = config.data
   spec = SyntheticSpec(rows=tuple(data.rows), seed=config.seed)
   return bag_dataset(BagSpec(spec, BAG), data.test_examples)
 
 
 def hot_bytes(name: str, table_bytes: int) -> int:
-  """The published share of the tables' bytes that is hot, in bytes."""
+  """Returns the bytes of hot rows: the published share of the tables' bytes."""
   share = PROXIES[MODELS[name].proxy].hot_bytes
   assert share is not None  # all four have one
   return max(1, round(share * table_bytes))
@@ -210,17 +193,18 @@ def hot_bytes(name: str, table_bytes: int) -> int:
 def configured(
   config: ml_collections.ConfigDict, system: str, skip: str
 ) -> ml_collections.ConfigDict:
-  """The config of one run.
+  """Returns the config of one run.
 
   Args:
-    config: what all of them share.
+    config: what all runs share.
     system: a key of `SYSTEMS`, or `PINNED`.
-    skip: 'off'; 'published': stale examples are left out, and a row that the
-      window did not touch is stale; or 'ours', the config's own policy.
+    skip: 'off'; 'published': examples with stale rows only are dropped, and a
+      row that the window did not touch is stale; or 'ours', the config's own
+      policy.
   """
   config = config.copy_and_resolve_references()
-  config.system = 'plain' if system == PINNED else system
-  config.placement = PINNED if system == PINNED else 'streamed'
+  config.system = 'plain' if system == 'pinned' else system
+  config.placement = 'pinned' if system == 'pinned' else 'streamed'
   config.skip.mode = 'off' if skip == 'off' else 'examples'
   if skip == 'published':
     config.skip.policy, config.skip.min_touches = 'stale', 0

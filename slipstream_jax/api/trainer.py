@@ -66,7 +66,7 @@ class History(NamedTuple):
 class Trainer:
   """Trains a model on tables in host memory. `with` closes its threads.
 
-    trainer = slip.Trainer(model, {'item': slip.Table(10**7, dim=16)})
+    trainer = slip.Trainer(model, {'item': slip.Table(10**7)})
     trainer.train(source, steps=1000)
     trainer.evaluate(held_out).auc
 

@@ -6,10 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.checkpoints import moving
-from experiments.checkpoints.listing import entries, row_of
+from experiments.checkpoints import job
 from slipstream_jax.checkpoint.chain import merged_rows, read_chain
-from slipstream_jax.checkpoint.manifest import steps_in
+from slipstream_jax.checkpoint.manifest import read_manifest, steps_in
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.row_file import concatenate
 from slipstream_jax.errors import UserError
@@ -51,41 +50,40 @@ def flip(path):
 
 
 def test_a_list_says_what_is_whole(run):
-  place = moving.place_of(str(run))
+  place = job.place_of(str(run))
   before = snapshot(run)
-  listed = entries(place)
+  listed = job.entries(place)
   assert snapshot(run) == before
-  assert [entry.step for entry in listed] == [30, 60, 90, 100]
-  assert [entry.whole for entry in listed] == ['link', 'yes', 'yes', 'yes']
-  assert not any(entry.flaw for entry in listed)
-  rows = [row_of(entry) for entry in listed]
-  assert [row['kind'] for row in rows] == [
+  assert [row['step'] for row in listed] == [30, 60, 90, 100]
+  assert [row['whole'] for row in listed] == ['link', 'yes', 'yes', 'yes']
+  assert not any(row['flaw'] for row in listed)
+  assert [row['kind'] for row in listed] == [
     'base',
     *('increment on 30', 'increment on 60', 'increment on 90'),
   ]
-  bytes_of_rows = [entry.manifest.bytes for entry in listed]
-  others = rows[-1]['bytes'] - bytes_of_rows[-1]
-  assert rows[-1]['bytes_read'] == sum(bytes_of_rows) + others
-  assert entries(open_place(run / 'checkpoints')) == listed
+  bytes_of_rows = [read_manifest(place, row['step']).bytes for row in listed]
+  others = listed[-1]['bytes'] - bytes_of_rows[-1]
+  assert listed[-1]['bytes_read'] == sum(bytes_of_rows) + others
+  assert job.entries(open_place(run / 'checkpoints')) == listed
 
 
 def test_a_list_says_what_is_damaged_and_why(run):
-  place = moving.place_of(str(run))
+  place = job.place_of(str(run))
   (of_90,) = place.names('increment-000000000090')
   flip(run / 'checkpoints' / of_90)
   flip(run / 'checkpoints' / 'manifest-000000000100.json')
-  *whole, third, last = entries(place)
-  assert [row_of(entry)['whole'] for entry in whole] == ['link', 'yes']
-  assert third.whole == last.whole == 'no'
-  assert of_90 in third.flaw
-  assert row_of(third)['kind'] == 'increment on 60'
-  assert 'manifest' in last.flaw
-  assert row_of(last)['rows'] is None
+  *whole, third, last = job.entries(place)
+  assert [row['whole'] for row in whole] == ['link', 'yes']
+  assert third['whole'] == last['whole'] == 'no'
+  assert of_90 in third['flaw']
+  assert third['kind'] == 'increment on 60'
+  assert 'manifest' in last['flaw']
+  assert last['rows'] is None
   # Their sizes are right.
-  assert not entries(place, verify=False)[2].flaw
+  assert not job.entries(place, verify=False)[2]['flaw']
   (base,) = place.names('base-000000000030')
   place.delete(base)
-  assert all(entry.flaw for entry in entries(place))
+  assert all(row['flaw'] for row in job.entries(place))
 
 
 def rows_of(place, step):
@@ -97,12 +95,12 @@ def rows_of(place, step):
 
 
 def test_a_copy_is_a_base_of_the_newest(run, tmp_path):
-  place, into = moving.place_of(str(run)), open_place(tmp_path / 'archive')
+  place, into = job.place_of(str(run)), open_place(tmp_path / 'archive')
   flip(run / 'checkpoints' / 'manifest-000000000100.json')
   with pytest.raises(UserError, match=r'got step 100: .* step 90 is'):
-    moving.copied(place, into, 'raw')
+    job.copied(place, into, 'raw')
   told = []
-  assert moving.copied(place, into, 'raw', 90, told.append).step == 90
+  assert job.copied(place, into, 'raw', 90, told.append).step == 90
   assert 'manifest-000000000100.json' in told[0]
   assert len(read_chain(into, 90)) == 1
   for group, piece in rows_of(place, 90).items():
@@ -111,15 +109,15 @@ def test_a_copy_is_a_base_of_the_newest(run, tmp_path):
     assert_same_tree(copy.values, piece.values)
   before = snapshot(tmp_path / 'archive')
   with pytest.raises(UserError, match='no checkpoint of its step, got one of'):
-    moving.copied(place, into, 'int4', 90)
+    job.copied(place, into, 'int4', 90)
   with pytest.raises(UserError, match='a place of its own'):
-    moving.copied(place, place, 'int4', 90)
+    job.copied(place, place, 'int4', 90)
   assert snapshot(tmp_path / 'archive') == before
 
 
 def test_a_copy_begins_anew_where_its_source_went(run, tmp_path, monkeypatch):
-  place, into = moving.place_of(str(run)), open_place(tmp_path / 'archive')
-  copy, steps = moving.copy_as_base, []
+  place, into = job.place_of(str(run)), open_place(tmp_path / 'archive')
+  copy, steps = job.copy_as_base, []
 
   def while_it_goes_on(place, chain, *rest):
     if not steps:
@@ -129,8 +127,8 @@ def test_a_copy_begins_anew_where_its_source_went(run, tmp_path, monkeypatch):
     steps.append(chain[-1].step)
     return copy(place, chain, *rest)
 
-  monkeypatch.setattr(moving, 'copy_as_base', while_it_goes_on)
-  assert moving.copied(place, into, 'int4').step == 90
+  monkeypatch.setattr(job, 'copy_as_base', while_it_goes_on)
+  assert job.copied(place, into, 'int4').step == 90
   assert steps == [100, 90]
   assert steps_in(into) == [90]
 
@@ -147,29 +145,29 @@ def test_the_program_as_it_is_called(run, tmp_path):
   place = open_place(archive)
   assert read_chain(place, 100)[0].codec == 'int4'
   with pytest.raises(UserError, match='in full precision, got codec int4'):
-    moving.copied(place, open_place(tmp_path / 'more'), 'raw')
+    job.copied(place, open_place(tmp_path / 'more'), 'raw')
   flip(archive / 'manifest-000000000100.json')
   done = finished([*command, str(archive)])
   assert done.returncode == 1
   assert 'step 100: a manifest must be' in done.stdout
-  assert_one_sentence(done.stderr, 'must be whole')
+  assert_one_sentence(done.stderr, 'that is whole')
 
 
 @pytest.mark.parametrize(
   ('asked', 'said'),
   [
     (('a', 'int5', None), 'int5'),
-    ((None, 'int4', None), 'a codec is that of a copy'),
-    ((None, None, 90), 'a step is that of the checkpoint to copy'),
+    ((None, 'int4', None), '--codec needs --copy'),
+    ((None, None, 90), '--step needs --copy'),
   ],
 )
 def test_what_cannot_be_asked_for(asked, said):
   with pytest.raises(UserError, match=said):
-    moving.check_asked(*asked)
+    job.check_flags(*asked)
 
 
 def test_where_there_is_nothing(tmp_path):
   with pytest.raises(UserError, match='got none'):
-    entries(moving.place_of(str(tmp_path)))
+    job.entries(job.place_of(str(tmp_path)))
   with pytest.raises(UserError, match='a URL that fsspec can open'):
-    moving.place_of('none://of/these')
+    job.place_of('none://of/these')

@@ -4,6 +4,7 @@ import itertools
 import sys
 import threading
 import time
+import traceback
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,24 +17,6 @@ from tests.support.watchdog import watchdog
 
 class Failure(Exception):
   """Raised in the thread."""
-
-
-def test_ahead_keeps_order_and_ends():
-  assert list(ahead(iter(range(50)), depth=3)) == list(range(50))
-  assert list(ahead(iter(()))) == []
-
-
-def test_ahead_raises_the_error_of_the_thread_with_its_traceback():
-  def failing():
-    yield 1
-    raise Failure('in the thread')
-
-  items = ahead(failing())
-  assert next(items) == 1
-  with pytest.raises(Failure, match='in the thread') as caught:
-    next(items)
-  assert 'failing' in [entry.name for entry in caught.traceback]
-  assert list(items) == []
 
 
 def test_ahead_closed_early_stops_the_thread_and_closes_its_source():
@@ -132,7 +115,15 @@ def failing_at(items, at):
     yield item
 
 
-@settings(max_examples=40)
+MAKERS = {
+  'one thread': lambda items, function, _: ahead(map(function, items)),
+  'deep': lambda items, function, depth: ahead(map(function, items), depth),
+  'threads': OrderedResults,
+}
+
+
+@pytest.mark.parametrize('kind', MAKERS)
+@settings(max_examples=25)
 @given(
   count=st.integers(0, 40),
   threads=st.integers(1, 6),
@@ -141,7 +132,7 @@ def failing_at(items, at):
   function_fails=st.none() | st.integers(0, 40),
 )
 def test_it_is_map_whatever_takes_how_long(
-  count, threads, naps, item_fails, function_fails
+  kind, count, threads, naps, item_fails, function_fails
 ):
   def function(item):
     time.sleep(naps[item] * 1e-4)
@@ -155,12 +146,13 @@ def test_it_is_map_whatever_takes_how_long(
       for result in results:
         given.append(result)
     except Failure as failure:
-      error = str(failure)
+      names = [e.name for e in traceback.extract_tb(failure.__traceback__)]
+      error = str(failure), {'failing_at', 'function'} & {*names}
     return given, error
 
   items = failing_at(range(count), item_fails)
   expected = after(map(function, failing_at(range(count), item_fails)))
-  results = OrderedResults(items, function, threads)
+  results = MAKERS[kind](items, function, threads)
   with watchdog():
     assert after(results) == expected
     with pytest.raises(StopIteration):

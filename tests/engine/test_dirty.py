@@ -1,18 +1,12 @@
 """Dirty rows: a set of rows, whatever the placement."""
 
-import functools
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
-import jax
 import numpy as np
-import pytest
 
 from slipstream_jax.engine.dirty import DirtyRows
 from slipstream_jax.placement import Plan
 from slipstream_jax.placement.base import NO_ROWS
-from slipstream_jax.training.loop import train
-from tests.support.short_runs import SCHEDULES, start, WHERE
 
 N = 37
 ROWS = st.lists(st.integers(0, N - 1), unique=True)
@@ -73,40 +67,3 @@ def test_marks_are_sets(data):
     assert rows_of(dirty, token) == sorted(rows)
     assert dirty.count(token) == len(rows)
   assert not dirty.knows('another')
-
-
-@functools.cache
-def marked(placement, schedule):
-  """Rows marked since some steps, of a run; what they were before it."""
-  trainer, batches = start(placement, schedule, 0)
-  before = jax.tree.map(np.array, trainer.engine.read_back())
-  of_steps = []
-  with batches:
-    for number, taken in enumerate((3, 4, 6, 1, 100)):
-      for group in trainer.engine.groups:
-        group.dirty.begin(number)
-      list(train(trainer, batches, taken))
-      of_steps.append(
-        [
-          rows_of(g.dirty, t)
-          for g in trainer.engine.groups
-          for t in (number, None)
-        ]
-      )
-  return of_steps, before, jax.tree.map(np.array, trainer.engine.read_back())
-
-
-@pytest.mark.parametrize('schedule', SCHEDULES)
-@pytest.mark.parametrize('placement', WHERE)
-def test_placement_changes_no_mark(placement, schedule):
-  steps, before, after = marked(placement, schedule)
-  for own, others in zip(steps, marked('streamed', schedule)[0], strict=True):
-    for rows, expected in zip(own, others, strict=True):
-      np.testing.assert_array_equal(rows, expected)
-  for group, (old, new) in enumerate(zip(before, after, strict=True)):
-    moved = [
-      (a != b).reshape(len(a), -1).any(axis=1)
-      for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
-    ]
-    changed = np.flatnonzero(np.any(moved, axis=0))
-    assert set(changed.tolist()) <= set(steps[-1][2 * group + 1])

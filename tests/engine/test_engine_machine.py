@@ -341,5 +341,5 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-  max_examples=100, stateful_step_count=40, deadline=None
+  max_examples=50, stateful_step_count=40, deadline=None
 )

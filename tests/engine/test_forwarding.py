@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.numbered import ColumnBatches
-from slipstream_jax.engine import group_rows
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.placement.base import link
-from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
@@ -30,9 +27,9 @@ def start(name):
   return make_parts(recipe, ALL[name], small.DENSE, 3, HOT)
 
 
-def batches_of(trainer, depth=2):
+def batches_of(trainer):
   source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
-  return planned(trainer, source, depth)
+  return planned(trainer, source, 2)
 
 
 def after_steps(name='resident', steps=STEPS):
@@ -42,76 +39,47 @@ def after_steps(name='resident', steps=STEPS):
   return everything(trainer)
 
 
+def recorded(trainer, act=lambda: None):
+  """The rows written to the host from now on. Calls `act` before each."""
+  host, written = trainer.engine.groups[0].host, []
+  original = host.scatter
+
+  def scatter(rows, *others):
+    act()
+    original(rows, *others)
+    written.extend(rows.tolist())
+
+  host.scatter = scatter
+  return written
+
+
 @placements
-def test_no_step_asks_for_the_rows_of_the_one_before(name, monkeypatch):
-  """Only for what was on its way when the one before began."""
-  trainer, asked = start(name), []
-  (group,) = trainer.engine.groups
-
-  def ask(block):
-    asked.append(block)
-    return to_host(block)
-
-  monkeypatch.setattr(group_rows, 'to_host', ask)
+def test_no_step_waits_for_the_rows_of_the_one_before(name):
+  """It writes what was stored two steps ago, and evicted one step ago."""
+  trainer = start(name)
+  written, stored, due = recorded(trainer), [], []
   with batches_of(trainer) as batches:
     for item in itertools.islice(batches, STEPS):
-      last = group.write_backs._last
-      before = [
-        block
-        for _, block in group.write_backs._rows
-        if last is None or block is not last[1]
-      ]
-      asked.clear()
+      written.clear()
       take_step(trainer, item)
-      assert [id(block) for block in asked] == [id(block) for block in before]
-  monkeypatch.undo()
-  assert_same_bits(everything(trainer), after_steps())
-
-
-@placements
-def test_links_of_other_steps_are_not_believed(name, monkeypatch):
-  """Batches planned after other ones, and links that nobody made or lied."""
-  trainer = start(name)
-  with batches_of(trainer) as batches:
-    for number, item in enumerate(itertools.islice(batches, STEPS)):
+      assert written == due
       (plan,) = item.plans
-      before = plan._replace(
-        rows=plan.rows[::-1].copy(), store=np.arange(len(plan.rows))
-      )
-      lied = link(before, plan)
-      linked = [plan, plan._replace(forward=None), lied][number % 3]
-      take_step(trainer, item._replace(plans=(linked,)))
+      due = stored + plan.evict.tolist()
+      stored = plan.rows[plan.store].tolist()
   assert_same_bits(everything(trainer), after_steps())
-
-
-@placements
-@pytest.mark.parametrize('depth', [0, 2])
-def test_iterators_in_turn_see_each_others_rows(name, depth):
-  one, other = start(name), start('resident')
-  for trainer in (one, other):
-    sources = [batches_of(trainer, depth) for _ in range(3)]
-    for batches in sources * 3:
-      list(train(trainer, batches, 2))
-    for batches in sources:
-      batches.close()
-  assert_same_bits(everything(one), everything(other))
 
 
 @placements
 @pytest.mark.parametrize('at', [1, 2, 5])
-def test_rows_that_could_not_be_written_are_written_later(
-  name, at, monkeypatch
-):
+def test_rows_that_could_not_be_written_are_written_later(name, at):
   """The step that comes for them is not taken, and is tried again."""
   trainer, calls = start(name), itertools.count(1)
 
-  def scatter(*arguments):
+  def fail():
     if next(calls) == at:
       raise OSError('no memory')
-    original(*arguments)
 
-  original = MemoryStore.scatter
-  monkeypatch.setattr(MemoryStore, 'scatter', scatter)
+  recorded(trainer, fail)
   steps = 0
   with batches_of(trainer) as batches:
     while steps < STEPS:

@@ -3,11 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
+import pytest
 
-from slipstream_jax.engine import apply, device_rows
+from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import handing_over, to_device
-from slipstream_jax.placement import bucket, PLACEMENTS
-from slipstream_jax.placement.base import plan_with
+from slipstream_jax.engine.device_rows import DeviceRows
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import bucket, PLACEMENTS, Plan
+from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.types import RowBlock, Unique
 
 SEEDS = st.integers(0, 1 << 32)
@@ -41,34 +44,37 @@ def test_padding_is_past_the_last_row_and_never_twice(seed, rows, capacity):
 
 
 @given(SEEDS, st.integers(1, 300), st.integers(1, 400))
-def test_a_row_elsewhere_is_found_and_loaded_ones_take_slots(
-  seed, rows, capacity
-):
+def test_a_row_elsewhere_is_refused(seed, rows, capacity):
   rng = np.random.default_rng(seed)
   slots, ids = slots_of(rng, rows, capacity), rng.permutation(1000)[:rows]
   load = np.flatnonzero(rng.random(rows) < 0.4)
   held = np.full(capacity, -1)
   stays = np.setdiff1d(np.flatnonzero(slots >= 0), load)
   held[slots[stays]] = ids[stays]
-  assert device_rows._misplaced(held, slots, ids, load) == -1
+
+  def check(held, slots):
+    block = RowBlock(np.zeros((capacity, 1), np.float32), ())
+    no = np.zeros((0, 1), np.int32)
+    plan = Plan(ids, no, slots, load, NO_ROWS, no[:, 0], 0, 0)
+    DeviceRows(block, held).check(plan)
+
+  def refuse(at, held, slots):
+    said = f'expects row {ids[at]} in slot {slots[at]},'
+    with pytest.raises(UserError, match=said):
+      check(held, slots)
+
+  check(held, slots)
   if len(stays):
     wrong = rng.choice(stays)
     moved, past = held.copy(), slots.copy()
     moved[slots[wrong]] = 2000
     past[wrong] = capacity
-    assert device_rows._misplaced(moved, slots, ids, load) == wrong
-    assert device_rows._misplaced(held, past, ids, load) == wrong
-
+    refuse(wrong, moved, slots)
+    refuse(wrong, held, past)
   if len(load):  # its slot is written to, so it must be there
-    wrong, past = load[0], slots.copy()
-    past[wrong] = capacity + rng.integers(1 << 30)
-    assert device_rows._misplaced(held, past, ids, load) == wrong
-
-  wanted = held.copy()
-  placed = load[slots[load] >= 0]
-  wanted[slots[placed]] = ids[placed]
-  assert device_rows._take_slots(held, slots, ids, load) == bool(len(placed))
-  np.testing.assert_array_equal(held, wanted)
+    past = slots.copy()
+    past[load[0]] = capacity + rng.integers(1 << 30)
+    refuse(load[0], held, past)
 
 
 @given(SEEDS, st.integers(1, 60), st.sampled_from([0.0, 0.5, 1.0]))

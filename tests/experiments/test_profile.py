@@ -7,8 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.profile.predictions import Need, Prediction
-from experiments.profile.tiers import tiers_of
+from experiments.profile.predictions import Need, Prediction, tiers_of
 from slipstream_jax.placement.sizing import Curve
 from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES

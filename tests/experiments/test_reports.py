@@ -1,16 +1,15 @@
 """Runs are listed, and laid side by side on a page that needs nothing else."""
 
-import html.parser
 import json
-import re
 import shutil
 import sys
 
 import pytest
+from rich.console import Console
 
-from experiments.report import runs
-from experiments.report.page import page
+from experiments.report import job
 from slipstream_jax.errors import UserError
+from tests.support.pages import assert_complete
 from tests.support.programs import finished as program
 
 
@@ -46,8 +45,8 @@ def record(folder, name, summary=None, steps=40, **config):
 
 @pytest.fixture
 def three(tmp_path):
-  record(tmp_path, 'saves', {}, policy='stale')
-  record(tmp_path, 'costs', {'saved_bytes': 0, 'extra_bytes': 5e9})
+  record(tmp_path, 'saves', {'examples_dropped_share': 0.4}, policy='stale')
+  record(tmp_path, 'costs', {'auc': None, 'saved_bytes': 0, 'extra_bytes': 5e9})
   cut = record(tmp_path, 'cut')
   with (cut / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 99, "ki')
@@ -57,77 +56,69 @@ def three(tmp_path):
 
 
 def test_runs_are_listed(three):
-  listed = {row['run']: row for row in runs.overview(runs.runs_in(three))}
+  listed = {row['run']: row for row in job.overview(job.runs_in(three))}
   assert set(listed) == {'saves', 'costs', 'cut'}
   saves, costs, cut = listed['saves'], listed['costs'], listed['cut']
   assert (saves['saved'], costs['saved']) == ('2 MB', 'costs 5 GB')
+  assert (saves['dropped'], costs['dropped']) == ('40.0%', '-')
   assert (saves['steps'], saves['AUC']) == ('40', '0.7500')
   assert saves['examples/s'] == '12,346'
   assert (cut['steps'], cut['AUC'], cut['saved']) == ('40...', '0.7000', '-')
-  for row in listed.values():
-    assert '-' not in row['saved'][1:]
+  assert 'undefined' in costs['AUC']
+
+
+def test_no_column_is_cut_on_a_narrow_screen(three, monkeypatch, capsys):
+  record(three, 'a-run-whose-name-is-a-good-deal-too-long', {'auc': 0.6})
+  runs = job.runs_in(three)
+  monkeypatch.setattr(job.report, 'console', lambda: Console(width=60))
+  job.show(runs)
+  said = capsys.readouterr().out
+  assert '…' not in said
+  for row in job.overview(runs):
+    for cell in [*row.values()][1:]:
+      assert cell in said
 
 
 def test_what_differs_is_said(three):
-  read = [runs.read(three / name) for name in ('saves', 'costs')]
-  assert runs.differences(read) == [
+  saves, costs = (job.read(three / name) for name in ('saves', 'costs'))
+  settings = {run.name: run.config for run in (saves, costs)}
+  assert job.differences(settings) == [
     {'setting': 'skip.policy', 'saves': 'stale', 'costs': '-'}
   ]
-  assert runs.differences(read[:1]) == []
 
 
-class Parsed(html.parser.HTMLParser):
-  """Which tags there are, which are open, and what they refer to."""
-
-  def __init__(self, text):
-    super().__init__()
-    self.open, self.tags, self.links, self.words = [], set(), [], []
-    self.feed(text)
-
-  def handle_starttag(self, tag, attributes):
-    self.tags.add(tag)
-    if tag not in ('meta', 'br'):
-      self.open.append(tag)
-    for name, value in attributes:
-      if name in ('src', 'href', 'xlink:href'):
-        self.links.append(value)
-
-  def handle_startendtag(self, tag, attributes):
-    self.handle_starttag(tag, attributes)
-    if self.open and self.open[-1] == tag:
-      self.open.pop()
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag
-
-  def handle_data(self, data):
-    self.words.append(data.strip())
-
-
-def test_a_page_needs_nothing_else(three):
+def test_a_page_needs_nothing_else(three, tmp_path):
   names = ('saves', 'costs', 'cut')
-  text = page([runs.read(three / name) for name in names])
-  parsed = Parsed(text)
-  assert parsed.open == []
-  assert {'svg', 'table'} <= parsed.tags
-  assert not {'script', 'link', 'img', 'iframe'} & parsed.tags
-  assert all(link.startswith('#') for link in parsed.links)
-  assert not re.search(r'url\((?!#)', text)
-  for words in (*names, '<clicks>', 'skip.policy', 'log loss', '12,346'):
-    assert words in parsed.words, words
+  path = tmp_path / 'new' / 'page.html'
+  job.write(path, job.read_all([three / name for name in names]))
+  parsed = assert_complete(path.read_text())
+  assert [*parsed.frame('Runs', '')] == [*names]
+  figures = parsed.frame('Figures', '')
+  assert figures['log loss'] == {
+    **{'figure': 'log loss', 'saves': '0.45', 'costs': '0.45'},
+  }
+  assert {'<clicks>', 'Held-out AUC', 'million examples trained'} <= {
+    *parsed.words
+  }
 
 
-def test_a_page_of_one_run_and_of_one_without_lines(three):
+def test_runs_of_one_name_are_told_apart(three, tmp_path):
+  other = record(three / 'more', 'saves', {})
+  names = [run.name for run in job.read_all([three / 'saves', other])]
+  assert names == [str(three / 'saves'), str(other)]
+
+
+def test_a_page_of_one_run_without_lines(three, tmp_path):
   (three / 'cut' / 'metrics.jsonl').write_text('')
-  for name in ('saves', 'cut'):
-    assert name in page([runs.read(three / name)])
+  job.write(tmp_path / 'page.html', [job.read(three / 'cut')])
+  assert_complete((tmp_path / 'page.html').read_text())
 
 
 @pytest.mark.parametrize('damage', ['config.json', 'metrics.jsonl'])
 def test_a_damaged_run_is_named(damage, three):
   (three / 'cut' / damage).write_text('{\n')
   with pytest.raises(UserError, match='cut'):
-    runs.runs_in(three)
+    job.runs_in(three)
 
 
 def test_the_program_lists_and_writes(three, finished, tmp_path):
@@ -138,7 +129,7 @@ def test_the_program_lists_and_writes(three, finished, tmp_path):
   assert all(name in done.stdout for name in ('real', 'saves', 'costs 5 GB'))
   out = tmp_path / 'new' / 'page.html'
   words = [str(three / name) for name in ('real', 'saves')]
-  done = program([*command, *words, f'--out={out}'])
+  done = program([*command, *words, f'--output={out}'])
   assert (done.returncode, done.stderr) == (0, '')
   assert '<svg' in out.read_text()
   done = program([*command, str(three / 'nowhere')])

@@ -121,6 +121,8 @@ def test_all_that_people_write_in_a_field(name, tmp_path):
     f: c for c, f in zip(of.columns, of.fields, strict=True)
   }.values():
     rows += [of.with_field(column, some, good) for some in NASTY]
+  # Of two bad fields, the first is named.
+  rows += [of.with_field(of.columns[-1], 'x', row) for row in rows]
   delimiter = of.schema.delimiter.decode()
   last = good.rindex(delimiter)
   rows += [

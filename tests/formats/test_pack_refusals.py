@@ -33,10 +33,6 @@ BAD_VALUES = [
     table(user=[0.5, 1.0, 2.0, 3.0]),
     'integers or text, got 0.5, of type float64.*to text first',
   ),
-  (
-    table(user=pl.Series([None] * 4, dtype=pl.Float64)),
-    'integers or text, got None, of type Float64.*column user',
-  ),
   (table(user=[[1], [2, 3], [3], [4]]), 'row 1, column user.*max_length'),
   (
     table(click=[0, 2, 0, 1]),
@@ -44,16 +40,8 @@ BAD_VALUES = [
   ),
   (table(click=[0, 1, None, 1]), 'got (None|nan) .*row 2, column click'),
   (
-    table(click=[0.0, 1.0, float('nan'), 1.0]),
-    'got (None|nan) .*row 2, column click',
-  ),
-  (
     table(click=['0', '1', 'yes', '1']),
     "must be real numbers, got 'yes' .*row 2",
-  ),
-  (
-    table(age=[1.0, 2.0, float('inf'), 4.0]),
-    'must be finite numbers, got inf',
   ),
   (table(age=[1e39, 2.0, 3.0, 4.0]), r'got 1e\+39 \(frame, row 0, column age'),
   (table(age=[[1], [2], [3], [4]]), 'must be real numbers, got .*column age'),

@@ -17,8 +17,10 @@ from slipstream_jax.formats.criteo import criteo_raw, terabyte_raw
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.formats.table import frame_raw
 from slipstream_jax.packed.dataset import packed_dataset
+from slipstream_jax.vocabulary.hashed import HashVocabulary
 from tests.formats.own_tables import LAYOUT, own_table
 from tests.formats.text_formats import FORMATS, SHARED
+from tests.support import raw_example
 from tests.support.packed_folders import checksums, prepared
 from tests.support.same import assert_same, assert_same_batches
 
@@ -83,6 +85,11 @@ def raw_of(kind, folder):
   folder.mkdir(exist_ok=True)
   if kind == 'frame':
     return frame_raw(own_table(), **LAYOUT)
+  if kind == 'example':
+    return raw_example.raw_of(raw_example.fields(), (0.3, 0.7))
+  if kind == 'lists':
+    whole = raw_example.fields(sequence_length=3)
+    return raw_example.raw_of(whole, (0.3, 0.7))
   if kind == 'terabyte':
     days = ('day_9', 'day_10', 'day_11')
     for seed, day in enumerate(days):
@@ -94,7 +101,13 @@ def raw_of(kind, folder):
   return of.raw(of.write(folder / 'file', of.lines(400)), **how)
 
 
-KINDS = ['frame', 'terabyte', *(name for name in FORMATS if name != 'taobao')]
+KINDS = [
+  'example',
+  'lists',
+  'frame',
+  'terabyte',
+  *(name for name in FORMATS if name != 'taobao'),
+]
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -116,6 +129,28 @@ def test_packed_data_are_those_in_memory(tmp_path, kind):
   np.testing.assert_array_equal(packed.counts(), counts)
   prepared(raw, tmp_path / 'again', min_count=2)
   assert checksums(tmp_path / 'again') == checksums(tmp_path / 'data')
+
+
+def test_ids_in_memory_may_be_hashed_and_examples_shuffled():
+  whole = raw_example.fields(2000)
+  raw = raw_example.raw_of(whole, (0.3, 0.7))
+  data = in_memory(raw, hash_rows=5, shuffle_seed=1)
+  assert [*data.sizes.values()] == [5, 5, 5]
+  assert data.base_rate == pytest.approx(whole.labels[:1400].mean())
+  assert data.name == (
+    'example, examples 1-1,400 to train, examples 1,401-1,600 to validation,'
+    ' examples 1,601-2,000 to test'
+  )
+  shuffled = next(data.train(1400))
+  held = in_memory(raw, hash_rows=5)
+  in_order = next(held.train(1400))
+  places = {row.tobytes(): n for n, row in enumerate(in_order.dense)}
+  order = [places[row.tobytes()] for row in shuffled.dense]
+  assert order != sorted(order) == list(range(1400))
+  assert_same(tuple(shuffled[:3]), tuple(a[order] for a in in_order[:3]))
+  for table in range(3):
+    rows = HashVocabulary(5, table).rows(whole.ids[:1400, table])
+    assert (in_order.lookups[:, table] == rows + 5 * table).all()
 
 
 @every_format
@@ -266,8 +301,7 @@ def test_a_sample_depends_on_places_and_labels_only(tmp_path, monkeypatch):
   assert thin.sum() == whole.sum(), 'all clicks are kept'
   negatives = (whole == 0).sum()
   assert 0.15 * negatives < (thin == 0).sum() < 0.35 * negatives
-  blocks = text.read_blocks  # in small ones it is the same
-  monkeypatch.setattr(text, 'read_blocks', lambda path: blocks(path, 5000))
+  small_blocks(monkeypatch, 5000)  # in these it is the same
   assert_same(read(terabyte_raw(tmp_path, sample=0.5))[2], ids)
 
 
@@ -305,7 +339,15 @@ def test_the_last_day_is_held_out(tmp_path):
   assert raw.split(49, (49,)) == expected
 
 
-def test_days_out_of_order_are_named(tmp_path):
+def small_blocks(monkeypatch, size):
+  """Reads files of text in many blocks, as only large ones are."""
+  blocks = text.read_blocks
+  monkeypatch.setattr(text, 'read_blocks', lambda path: blocks(path, size))
+
+
+@pytest.mark.parametrize('size', [50, text.BLOCK_BYTES])
+def test_days_out_of_order_are_named(tmp_path, monkeypatch, size):
+  small_blocks(monkeypatch, size)
   of = FORMATS['avazu']
   first, late, early = (
     of.with_field('hour', h) for h in ('14102105', '14102205', '14102104')
@@ -338,6 +380,7 @@ def test_counts_of_the_80k_lines():
   assert seen_once == pytest.approx(0.71, abs=0.005)
 
 
+@pytest.mark.slow
 @needs_sample
 def test_logistic_regression_on_the_80k_lines_meets_the_yardstick():
   data = in_memory(criteo_raw(SAMPLE, test_share=0.2), min_count=4)

@@ -162,12 +162,13 @@ def test_sequences_of_the_real_log_are_those_of_brute_force():
 
 def test_packed_sequences_are_those_in_memory(tmp_path):
   """Row by row, though rows are numbered in another order."""
-  raw = taobao_raw(
-    write(tmp_path / 'log', log(1500, items=400)), steps=5, min_history=2
-  )
+  path = write(tmp_path / 'log', [*log(1500, items=400), 'bad'])
+  raw = taobao_raw(path, steps=5, min_history=2, bad_lines=1)
   # Of ids that training has not, the rows would be those of unknown ids.
   again = raw.parts[0]._replace(name='again')
-  prepared(raw._replace(parts=(raw.parts[0], again)), tmp_path / 'data')
+  both = raw._replace(parts=(raw.parts[0], again))
+  # Bad lines count with the first part, as the second reads no other ones.
+  assert prepared(both, tmp_path / 'data').manifest['bad_lines'] == 1
   packed, held = packed_dataset(tmp_path / 'data'), in_memory(raw)
   assert (packed.features, packed.train_examples) == (
     *(held.features, held.train_examples),

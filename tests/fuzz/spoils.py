@@ -104,7 +104,6 @@ SPOILS = {
   'an id far too large': Spoil('ids', _put(2**63 + 5, 'uint64'), IDS),
   'an id below -1': Spoil('ids', _put(-2, 'int64'), IDS),
   'an id that is NaN': Spoil('ids', _put(np.nan, 'float64'), IDS),
-  'an id with a fraction': Spoil('ids', _put(0.5, 'float32'), IDS),
   'ids of whole floats': Spoil('ids', _cast('float64')),
   'ids of bools': Spoil('ids', lambda ids, run: (ids > 0) & (ids < 0)),
   'ids of text': Spoil('ids', _cast('str'), IDS),
@@ -112,44 +111,28 @@ SPOILS = {
   'ids of one axis': Spoil('ids', lambda ids, run: ids.ravel(), IDS),
   'ids of a table too few': Spoil('ids', lambda ids, run: ids[:, 1:], IDS),
   'a lookup too large': Spoil('lookups', _put(10**4, 'int64'), IDS),
-  'a lookup far too large': Spoil('lookups', _put(2**63 + 5, 'uint64'), IDS),
   'a lookup below -1': Spoil('lookups', _put(-2), IDS),
-  'a lookup that is NaN': Spoil('lookups', _put(np.nan, 'float64'), IDS),
-  'a lookup with a fraction': Spoil('lookups', _put(0.5, 'float32'), IDS),
   "a lookup of another table's": Spoil('lookups', _other_table, IDS),
   'lookups of int64': Spoil('lookups', _cast('int64')),
-  'lookups of int16': Spoil('lookups', _cast('int16')),
-  'lookups of whole floats': Spoil('lookups', _cast('float64')),
   'lookups in a list': Spoil('lookups', lambda x, run: x.tolist()),
   'lookups of a table too few': Spoil('lookups', lambda x, run: x[:, 1:], IDS),
   'a label of 2': Spoil('labels', _put(2), 'label'),
-  'a label of -1': Spoil('labels', _put(-1), 'label'),
-  'a label of 255': Spoil('labels', _put(255, 'uint8'), 'label'),
   'a label that is NaN': Spoil('labels', _put(np.nan), 'label'),
   'labels that are shares': Spoil('labels', _put(0.5)),
   'labels of bools': Spoil('labels', _cast('bool')),
-  'labels of int64': Spoil('labels', _cast('int64')),
-  'labels in a list': Spoil('labels', lambda x, run: x.tolist()),
   'labels [n, 1]': Spoil('labels', lambda x, run: x[:, None], 'label'),
   'labels too few': Spoil('labels', lambda x, run: x[:-1], 'label|same number'),
   'a weight that is NaN': Spoil('weights', _put(np.nan), 'weight'),
   'a negative weight': Spoil('weights', _put(-1), 'weight'),
-  'an infinite weight': Spoil('weights', _put(np.inf), 'weight'),
-  'weights of int32': Spoil('weights', _cast('int32')),
   'weights [n, 1]': Spoil('weights', lambda x, run: x[:, None], 'weight'),
   'dense of NaN': Spoil('dense', _put(np.nan), 'dense'),
-  'dense of infinity': Spoil('dense', _put(np.inf), 'dense'),
   'dense of float64': Spoil('dense', _cast('float64')),
-  'dense of int32': Spoil('dense', _cast('int32')),
-  'dense in a list': Spoil('dense', lambda x, run: x.tolist()),
   'dense of one axis': Spoil('dense', lambda x, run: x.sum(1), 'dense'),
   'dense too wide': Spoil('dense', _wider, 'dense'),
   'a batch of 0 examples': Spoil('batch', _empty, 'batch|example|example'),
   'a batch size of 0': Spoil('batch_size', _always(0), 'batch'),
-  'a batch size of 1.5': Spoil('batch_size', _always(1.5), 'batch'),
   'a batch size too large': Spoil('batch_size', _always(10**6), 'batch'),
   'a seed of -1': Spoil('seed', _always(-1), 'seed'),
-  'a seed of 1.5': Spoil('seed', _always(1.5), 'seed'),
   'a seed of 2^40': Spoil('seed', _always(2**40)),
   'negative dense features': Spoil('dense_features', _always(-1), 'dense'),
   'dense features too many': Spoil('dense_features', _always(5), 'dense'),
@@ -188,9 +171,6 @@ SPOILS = {
   'a table of 0 rows': Spoil(
     'tables', _tables(vocabulary_size=0), 'vocabulary_size'
   ),
-  'a table of 2.5 rows': Spoil(
-    'tables', _tables(vocabulary_size=2.5), 'vocabulary_size'
-  ),
   'no table': Spoil('tables', lambda x, run: slip.TableSet({}), 'table'),
   'a dim of 0': Spoil('tables', _tables(embedding_dim=0), 'embedding_dim'),
   'rows of int8': Spoil('tables', _tables(dtype='int8'), 'dtype'),
@@ -198,9 +178,6 @@ SPOILS = {
   'a placement that is none': Spoil('placement', _always('moon'), 'placement'),
   'a cache of 0 rows': Spoil(
     'placement', lambda _, run: slip.cached(0), 'capacity'
-  ),
-  'a cache of 2.5 rows': Spoil(
-    'placement', lambda _, run: slip.cached(2.5), 'capacity'
   ),
   'an eviction that is none': Spoil(
     'placement', lambda _, run: slip.cached(3, 'fifo'), 'eviction'
@@ -216,7 +193,6 @@ SPOILS = {
   'no hot rows': Spoil('hot', lambda x, run: x[:0], 'hot'),
   'hot rows of floats': Spoil('hot', lambda x, run: x + 0.5, 'hot'),
   'a depth of -1': Spoil('depth', _always(-1), 'depth'),
-  'a depth of 1.5': Spoil('depth', _always(1.5), 'depth'),
   'steps of -1': Spoil('steps', _always(-1)),
   'a mode that is none': Spoil('settings', _settings(mode='cols'), 'mode'),
   'a policy by name': Spoil('settings', _settings(policy='stale')),
@@ -224,7 +200,6 @@ SPOILS = {
     'settings', _settings(policy='luck', mode='examples'), 'policy'
   ),
   'a drop target of 2': Spoil('settings', _settings(drop=2), 'drop'),
-  'a drop target of NaN': Spoil('settings', _settings(drop=math.nan), 'drop'),
   'an alpha of 0': Spoil(
     'settings', _settings(alpha=0, threshold=0.1), 'alpha'
   ),
@@ -236,7 +211,6 @@ SPOILS = {
   'a threshold of NaN': Spoil(
     'settings', _settings(threshold=math.nan), 'thresh'
   ),
-  'touches of -1': Spoil('settings', _settings(min_touches=-1)),
   'a warm-up of 1.5': Spoil('settings', _phases(warm_up=1.5), 'warm_up'),
   'a settle of 0': Spoil('settings', _phases(settle=0), 'settle'),
   'a negative window': Spoil('settings', _phases(window=-1), 'window'),

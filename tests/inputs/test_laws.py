@@ -80,6 +80,20 @@ def as_arrow(world, draw):
 ARRAYS = [as_ragged, as_lists, as_padded, as_series, as_arrow]
 
 
+DENSE = [
+  lambda rows: rows,
+  lambda rows: rows.tolist(),
+  lambda rows: {'a': rows[:, 0].tolist(), 'b': rows[:, 1:]},
+  lambda rows: {f'{i}': pl.Series(x) for i, x in enumerate(rows.T)},
+  lambda rows: pl.DataFrame({f'{i}': x for i, x in enumerate(rows.T)}),
+  lambda rows: rows.astype(np.int32),
+]
+LABELS = [
+  *(list, pl.Series, lambda labels: pl.Series(labels).cast(pl.Boolean)),
+  *(lambda labels, t=t: np.array(labels, t) for t in (bool, 'f8', 'u1', 'O')),
+]
+
+
 @pytest.mark.parametrize('form', ARRAYS)
 @settings(max_examples=30)
 @given(st.data())
@@ -89,10 +103,15 @@ def test_any_form_of_ids_gives_the_batches_of_a_loop(form, data):
   size = data.draw(st.integers(1, 14))
   seed = data.draw(st.none() | st.integers(0, 5))
   count, epochs = len(world.labels), data.draw(st.integers(1, 2))
+  dense = np.array(world.dense).reshape(count, -1)
+  if dense.shape[1] > 1:
+    dense = data.draw(st.sampled_from(DENSE))(dense)
+  by_name = data.draw(st.booleans())
   source = batches(
-    np.array(world.dense).reshape(count, -1),
+    None if by_name else dense,
     features,
-    world.labels,
+    data.draw(st.sampled_from(LABELS))(world.labels),
+    dense=dense if by_name else None,
     batch_size=size,
     seed=seed,
     epochs=epochs,
@@ -260,75 +279,51 @@ def overwritten(values):
     column[:] = column[::-1].copy() if column.dtype != np.int64 else 0
 
 
-def given_arrays(values):
-  ids = {'user': values['user'], 'bag': values['bag']}
-  lookup_weights = {'bag': values['bag weights']}
-  return (values['f32'], ids, values['click']), {
-    'weights': values['weight'],
-    'lookup_weights': lookup_weights,
-  }
-
-
-def given_by_name(values):
-  ragged = values['ragged'], values['splits'], values['bag weights'].ravel()
-  dense = {'a': values['f32'], 'b': values['f64']}
-  heads = {'click': values['click'], 'weight': values['weight']}
-  return (dense, {'user': values['user'], 'bag': ragged}, heads), {}
-
-
-def given_columns(values, names=('user', 'bag')):
-  """A dict of columns; with `names` None of features that are found later."""
-  columns = {name: values[name] for name in values if name != 'splits'}
-  for name in 'bag', 'bag weights':
-    columns[name] = np.empty(COUNT, object)
-    columns[name][:] = [*values[name]]  # views
-  return (columns, names and [*names], 'click'), {
+def given_as(kind, values):
+  """Arguments of `batches` that are views of these arrays."""
+  if kind == 'arrays':
+    ids = {'user': values['user'], 'bag': values['bag']}
+    named = {'weights': values['weight']}
+    named |= {'lookup_weights': {'bag': values['bag weights']}}
+    return (values['f32'], ids, values['click']), named
+  if kind == 'by name':
+    bag = values['ragged'], values['splits'], values['bag weights'].ravel()
+    dense = {'a': values['f32'], 'b': values['f64']}
+    heads = {'click': values['click'], 'weight': values['weight']}
+    return (dense, {'user': values['user'], 'bag': bag}, heads), {}
+  library, _, names = kind.partition(' of ')
+  columns = {n: values[n] for n in values if n not in ('splits', 'ragged')}
+  frame = columns
+  if library == 'dict':
+    for name in 'bag', 'bag weights':
+      frame[name] = np.empty(COUNT, object)
+      frame[name][:] = [*values[name]]  # views
+  else:
+    lists = pl.col('bag', 'bag weights', 'f32').arr.to_list()
+    frame = pl.DataFrame(columns).with_columns(lists)
+  if library == 'arrow':
+    frame = frame.drop('user', 'click').to_arrow()
+    for name in 'user', 'click':
+      frame = frame.append_column(name, pa.array(values[name]))
+  features = ['user', 'bag'] if names else None  # found later
+  return (frame, features, 'click'), {
     'dense': ['f64', 'f32'],
     'weights': 'weight',
     'lookup_weights': {'bag': 'bag weights'},
   }
 
 
-def given_unnamed(values):
-  return given_columns(values, None)
-
-
-def given_polars(values, names=('user', 'bag')):
-  (columns, *others), arguments = given_columns(values, names)
-  columns |= {name: values[name] for name in ('bag', 'bag weights')}
-  frame = pl.DataFrame({k: v for k, v in columns.items() if k != 'ragged'})
-  frame = frame.with_columns(pl.col('bag', 'bag weights', 'f32').arr.to_list())
-  return (frame, *others), arguments
-
-
-def given_unnamed_polars(values):
-  return given_polars(values, None)
-
-
-def given_arrow(values):
-  (frame, *others), arguments = given_polars(values)
-  user, click = pa.array(values['user']), pa.array(values['click'])
-  table = frame.drop('user', 'click').to_arrow()
-  table = table.append_column('user', user).append_column('click', click)
-  return (table, *others), arguments
-
-
 GIVEN = [
-  given_arrays,
-  given_by_name,
-  given_columns,
-  given_unnamed,
-  given_polars,
-  given_unnamed_polars,
-  given_arrow,
+  *('arrays', 'by name', 'dict', 'dict of names', 'polars'),
+  *('polars of names', 'arrow of names'),
 ]
 
 
 @pytest.mark.parametrize('when', ['unbound', 'bound', 'an epoch read'])
-@pytest.mark.parametrize('given_as', GIVEN)
-def test_what_was_given_may_change_afterwards(given_as, when):
+@pytest.mark.parametrize('kind', GIVEN)
+def test_what_was_given_may_change_afterwards(kind, when):
   def source(values):
-    arguments, named = given_as(values)
+    arguments, named = given_as(kind, values)
     return batches(*arguments, batch_size=6, epochs=2, seed=0, **named)
 
   values = drawn(np.random.default_rng(0))

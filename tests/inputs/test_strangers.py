@@ -73,24 +73,6 @@ def test_one_feature_no_dense_features_no_labels():
   assert source.form.dense_features == 0
 
 
-@pytest.mark.parametrize(
-  'labels',
-  [
-    CLICKS,
-    np.array(CLICKS, bool),
-    np.array(CLICKS, np.float64),
-    np.array(CLICKS, np.uint8),
-    pl.Series(CLICKS),
-    pl.Series(CLICKS).cast(pl.Boolean),
-    np.array(CLICKS, object),
-  ],
-)
-def test_labels_of_any_type(labels):
-  batch = one(label=labels)
-  np.testing.assert_array_equal(batch.labels, np.array(CLICKS, np.float32))
-  assert batch.labels.dtype == np.float32
-
-
 def test_labels_of_several_heads():
   both = rows(CLICKS, [1, 1, 0, 0, 0])
   by_name = {'click': CLICKS, 'buy': [1, 1, 0, 0, 0]}
@@ -100,26 +82,6 @@ def test_labels_of_several_heads():
   frame = pl.DataFrame({'user': USERS, 'item': ITEMS} | by_name)
   batch = one(frame, ['user', 'item'], ['click', 'buy'])
   np.testing.assert_array_equal(batch.labels, both)
-
-
-def test_dense_features_by_name():
-  ages, places = [1.0, 2, 3, 4, 5], np.arange(10.0).reshape(5, 2)
-  wanted = np.concatenate([rows(ages), places], axis=1)
-  for dense in (
-    {'age': ages, 'place': places},
-    {'age': np.array(ages, np.int32), 'place': pl.Series(places)},
-    {'age': ages, 'place': places.tolist()},
-    wanted,
-    wanted.tolist(),
-    pl.DataFrame(wanted),
-  ):
-    np.testing.assert_array_equal(one(dense).dense, wanted)
-    np.testing.assert_array_equal(one(dense=dense).dense, wanted)
-  np.testing.assert_array_equal(one(ages).dense, rows(ages))
-  source = batches(
-    {'age': ages, 'place': places}, {'user': USERS}, batch_size=1
-  )
-  assert source.form.dense_columns == {'age': None, 'place': 2}
 
 
 def test_weights_of_examples():
@@ -194,7 +156,15 @@ SENTENCES = {
   'no batch size': (lambda: one(batch_size=None), 'got None (batches, batch_s'),
   'batches of none': (lambda: one(batch_size=0), 'at least one example'),
   'no epochs': (lambda: one(epochs=0), 'at least 1, got 0 (batches, epochs)'),
-  'a seed of text': (lambda: one(seed=-1), 'a seed must be'),
+  'epochs of a stream': (
+    lambda: batches(iter([]), epochs=2),
+    'got epochs=2',
+  ),
+  'a seed of a stream': (
+    lambda: batches(iter([]), seed=1),
+    'got seed=1',
+  ),
+  'a seed below 0': (lambda: one(seed=-1), 'a seed must be'),
   'too few': (
     lambda: next(
       batches(None, {'user': [1]}, batch_size=2, seed=0).bind(

@@ -52,16 +52,16 @@ class Renewing(SourceWrapper):
 
   def __init__(self, source, num_rows, seed):
     super().__init__(source)
-    self._num_rows, self._seed = num_rows, seed
+    self.num_rows, self.seed = num_rows, seed
 
   def __next__(self):
-    rng = np.random.default_rng((self._seed, self.get_state()['delivered']))
+    rng = np.random.default_rng((self.seed, self.get_state()['delivered']))
     batch = super().__next__()
     if rng.random() < 0.4:
       return batch
     # Some that the batch looks up, which a new id is, and some others.
     used = rng.choice(batch.lookups.ravel(), 2)
-    others = rng.integers(0, self._num_rows, rng.integers(0, 3))
+    others = rng.integers(0, self.num_rows, rng.integers(0, 3))
     return batch._replace(fresh=np.append(used[used >= 0], others))
 
 
@@ -197,7 +197,7 @@ def law(mix):
 
 
 few = settings(
-  max_examples=12,
+  max_examples=8,
   deadline=None,
   suppress_health_check=list(HealthCheck),
 )
@@ -210,7 +210,7 @@ def test_placements_change_no_number_of_a_group(number, data):
   law(data.draw(mixes(MIXED[number])))
 
 
-@settings(few, max_examples=6)
+@settings(few, max_examples=3)  # all of which is compiled
 @given(data=st.data())
 def test_any_tables_under_any_placements(data):
   law(data.draw(mixes(data.draw(worlds()))))

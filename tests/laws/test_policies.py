@@ -112,21 +112,13 @@ def test_a_selection_fits_together(policy, target):
   if offset is not None:
     assert (offset.dtype, offset.shape) == (np.float32, facts.hot.shape)
     assert abs(offset).max() <= np.float32(-np.log(policy.floor))
-
-
-@policies
-@pytest.mark.parametrize('target', TARGETS)
-def test_what_a_policy_may_not_thin_is_kept_with_weight_1(policy, target):
-  facts = facts_for(policy, target)
-  selection = chosen(policy, target, facts)
-  kept = ~policy.thinned(facts)
-  assert kept.any() == (not policy.thins_cold)
-  assert selection.keep[kept].all()
-  alike = policy.correction == 'offset'
-  expected = np.float32(fit(policy, facts, target).weight if alike else 1)
-  assert (selection.weight[kept] == expected).all()
-  if alike:
-    assert not selection.offset[kept].any()
+  # What the policy may not thin is kept with weight 1, or that of all.
+  whole = ~policy.thinned(facts)
+  assert whole.any() == (not policy.thins_cold)
+  assert keep[whole].all()
+  of_all = fit(policy, facts, target).weight if offset is not None else 1
+  assert (weight[whole] == np.float32(of_all)).all()
+  assert offset is None or not offset[whole].any()
 
 
 @policies
@@ -175,17 +167,6 @@ def dropped_share(selection, facts):
 
 
 @policies
-@pytest.mark.parametrize('target', TARGETS)
-def test_the_expected_share_kept_is_the_target(policy, target):
-  facts = facts_for(policy, target)
-  most = dropped_share(chosen(policy, 1.0, facts), facts)
-  dropped = dropped_share(chosen(policy, target, facts), facts)
-  # The threshold counts whole examples.
-  tolerance = 1 / facts.hot.sum() if policy.name == 'stale' else 1e-6
-  assert dropped == pytest.approx(min(target, most), abs=tolerance)
-
-
-@policies
 @pytest.mark.parametrize('target', [0.3, 0.6])
 def test_what_is_fitted_on_a_sample_holds_for_others(policy, target):
   fitted = fit(policy, facts_for(policy, target, 20_000, seed=3), target)
@@ -197,37 +178,36 @@ def test_what_is_fitted_on_a_sample_holds_for_others(policy, target):
 
 
 @policies
-def test_a_higher_target_keeps_no_example_more_likely(policy):
-  facts = facts_for(policy, 0.5)
-  before = np.ones(400)
+def test_the_expected_share_dropped_is_the_target(policy):
+  """And a higher target keeps no example more likely."""
+  most, shares = None, []
+  for target in reversed(TARGETS):
+    facts = facts_for(policy, target)
+    selection = chosen(policy, target, facts)
+    dropped = dropped_share(selection, facts)
+    most = dropped if most is None else most
+    # The threshold counts whole examples.
+    tolerance = 1 / facts.hot.sum() if policy.name == 'stale' else 1e-6
+    assert dropped == pytest.approx(min(target, most), abs=tolerance)
+    shares.append(selection.probability.mean())
+  assert (np.diff(shares) > -1e-6).all()
+  assert shares[-1] - shares[0] > 0.3
+  facts, before = facts_for(policy, 0.5), np.ones(400)
   for target in TARGETS:
     probability = chosen(policy, target, facts).probability
     assert (probability <= before).all()
     before = probability
-  shares = [
-    chosen(policy, t, facts_for(policy, t)).probability.mean() for t in TARGETS
-  ]
-  assert (np.diff(shares) < 1e-6).all()
-  assert shares[0] - shares[-1] > 0.3
 
 
 @weighted
 @pytest.mark.parametrize('target', [0.3, 0.9])
-def test_weighted_means_are_the_means(policy, target):
+def test_weighted_means_and_gradients_are_those_of_all_examples(policy, target):
   facts = facts_for(policy, target)
-  weights = over_seeds(policy, target, facts)
+  weights, gradient = over_seeds(policy, target, facts), gradients(facts)
   # Labels would do for some only: others always keep the clicks.
   for values in (np.ones(400), facts.scores, facts.stale_share):
     assert_within_error((weights * values).mean(axis=1), values.mean())
-
-
-@weighted
-@pytest.mark.parametrize('target', [0.3, 0.9])
-def test_the_mean_gradient_is_that_of_all_examples(policy, target):
-  facts = facts_for(policy, target)
-  gradient = gradients(facts)
-  draws = over_seeds(policy, target, facts) @ gradient / 400
-  assert_within_error(draws, gradient.mean(axis=0))
+  assert_within_error(weights @ gradient / 400, gradient.mean(axis=0))
 
 
 @biased
@@ -253,9 +233,8 @@ def test_scores_make_gradients_vary_less(name):
 
 
 def test_stale_drops_exactly_the_stale_examples():
-  policy = POLICIES['stale']
-  facts = facts_for(policy, 0.4)
-  selection = chosen(policy, 0.4, facts)
+  facts = facts_for(POLICIES['stale'], 0.4)
+  selection = chosen(POLICIES['stale'], 0.4, facts)
   np.testing.assert_array_equal(selection.keep, ~facts.stale)
 
 
@@ -314,22 +293,14 @@ def test_the_fitted_scale_meets_the_target_of_any_measure(
 
 
 @policies
-@pytest.mark.parametrize('target', [-0.1, 1.1, np.nan])
-def test_a_target_that_is_no_share_is_refused(policy, target):
-  with pytest.raises(UserError, match=rf'in \[0, 1\], got {target}'):
-    fit(policy, facts_for(policy, 0.5), target)
-
-
-@policies
-def test_a_sample_without_hot_examples_is_refused(policy):
-  facts = facts_for(policy, 0.5)._replace(hot=np.zeros(400, bool))
+def test_what_a_policy_cannot_fit_is_refused(policy):
+  facts = facts_for(policy, 0.5)
+  for target in (-0.1, 1.1, np.nan):
+    with pytest.raises(UserError, match=rf'in \[0, 1\], got {target}'):
+      fit(policy, facts, target)
   with pytest.raises(UserError, match='400 examples, none hot'):
-    fit(policy, facts, 0.5)
-
-
-@policies
-def test_missing_scores_are_refused_where_they_are_needed(policy):
-  facts = facts_for(policy, 0.5)._replace(scores=None)
+    fit(policy, facts._replace(hot=np.zeros(400, bool)), 0.5)
+  facts = facts._replace(scores=None)
   if not policy.scored:
     chosen(policy, 0.5, facts)
     return

@@ -84,21 +84,21 @@ def examples(count):
 
 
 @pytest.mark.parametrize('placement', PLACED)
-@examples(30)
+@examples(16)
 @given(data=st.data())
 def test_plain_training_is_the_oracles(placement, data):
   law(data.draw(cases('plain', placement)))
 
 
 @pytest.mark.parametrize('placement', PLACED)
-@examples(30)
+@examples(16)
 @given(data=st.data())
 def test_skipping_trains_what_it_keeps(placement, data):
   law(data.draw(cases('skips', placement)))
 
 
 @pytest.mark.parametrize('spoil', SPOILS)
-@examples(5)
+@examples(3)
 @given(data=st.data())
 def test_a_mistake_is_one_sentence(spoil, data):
   law(data.draw(cases('spoilt', spoil=spoil)))

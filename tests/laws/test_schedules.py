@@ -21,7 +21,6 @@ from tests.support.schedule_bench import (
   examples,
   facts,
   HOT_ROWS,
-  in_time,
   ROWS,
   run,
   same,
@@ -35,6 +34,7 @@ from tests.support.schedule_draws import (
   IN_ORDER,
   SOME,
 )
+from tests.support.watchdog import watchdog
 
 every_schedule = pytest.mark.parametrize('name', SCHEDULES)
 
@@ -178,8 +178,8 @@ def test_looking_ahead_in_many_cases(name, data, stream, ahead, prefetch):
 
 def looks_ahead(name, data, stream, ahead, prefetch):
   spec = data.draw(any_spec(name, ahead + 1))
-  direct = run(stream(), spec)
-  other = run(stream(), spec, ahead=ahead, prefetch=prefetch)
+  direct = run(stream(), spec, most=90)
+  other = run(stream(), spec, most=90, ahead=ahead, prefetch=prefetch)
   assert same(direct.emitted, other.emitted)
   assert (direct.unreported, direct.error) == (other.unreported, other.error)
   if direct.error is None:  # else what is held is not trained any more
@@ -204,9 +204,8 @@ def test_prefetching_changes_nothing_and_ends(
   direct = run(stream(), spec, most=60)
   placed = (PLACEMENTS | {'cached': cached(5, look_ahead=ahead)})[placement]
   workers = data.draw(st.integers(1, 4))
-  emitted, rows = in_time(
-    lambda: planned(stream(), spec, placed, depth, workers)
-  )
+  with watchdog():
+    emitted, rows = planned(stream(), spec, placed, depth, workers)
   if direct.error is None:
     assert same(emitted, direct.emitted)
     assert rows.tobytes() == direct.rows.tobytes()

@@ -5,16 +5,20 @@ import pytest
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES, TieredStore
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from tests.laws.test_placements import (
-  everything_after,
-)
+from tests.laws.test_placements import BATCH, everything_after
 from tests.support import small
 from tests.support.small import assert_same_bits
 
-COLUMNS = small.columns(64 * 20, length=2)
-ROWS = sum(small.ROWS)
-# Rows in memory of each group: fewer than a batch has, more, and all.
-KEPT = (3, 60, 400, ROWS)
+COLUMNS = small.columns(BATCH * 20, length=2)
+# Rows in memory of each group, fewer than a batch has, more, and all. Batches
+# ahead and threads.
+KEPT = [
+  (3, (0, 1)),
+  (3, (8, 2)),
+  (60, (2, 1)),
+  (200, (8, 2)),
+  (sum(small.ROWS), (0, 1)),
+]
 
 
 def storage(name, folder, kept=60):
@@ -33,7 +37,7 @@ def expected():
 
 @pytest.mark.parametrize('name', STORES)
 @pytest.mark.parametrize(
-  'placement', ['streamed', 'pinned', 'resident', 'look_ahead_200', 'lru_20']
+  'placement', ['streamed', 'pinned', 'resident', 'look_ahead_100', 'lru_20']
 )
 def test_no_store_changes_a_number(name, placement, expected, tmp_path):
   kept = storage(name, tmp_path)
@@ -43,12 +47,11 @@ def test_no_store_changes_a_number(name, placement, expected, tmp_path):
   assert_same_bits(expected, others)
 
 
-@pytest.mark.parametrize('rows', KEPT)
-@pytest.mark.parametrize('ahead', [(0, 1), (2, 1), (8, 2)])
+@pytest.mark.parametrize(('rows', 'ahead'), KEPT)
 def test_no_room_in_memory_changes_a_number(rows, ahead, expected, tmp_path):
   kept = storage('tiered', tmp_path, rows)
   others = everything_after(
-    'streamed', 'adagrad', COLUMNS, 50, *ahead, length=2, storage=kept
+    'streamed', 'adagrad', COLUMNS, 30, *ahead, length=2, storage=kept
   )
   assert_same_bits(expected, others)
 

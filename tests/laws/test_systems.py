@@ -1,5 +1,6 @@
 """Laws of every system: what it trains, in which order, and what it moves."""
 
+import contextlib
 import functools
 import itertools
 
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns, NumberedBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import cached, PLACEMENTS
@@ -20,7 +21,6 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import ROWS, SCHEDULES, System, SYSTEMS
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.tables import Constant, Feature, Table, TableSet
-from slipstream_jax.training import loop
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer_parts import (
@@ -40,31 +40,6 @@ PLACES = PLACEMENTS | {
   'cached': cached(150, look_ahead=2),
   None: PLACEMENTS['pinned'],
 }
-
-
-class Listed:
-  """Batches of a list."""
-
-  def __init__(self, batches):
-    self.batches, self.at = batches, 0
-
-  def __iter__(self):
-    return self
-
-  def __next__(self):
-    if self.at == len(self.batches):
-      raise StopIteration
-    self.at += 1
-    return self.batches[self.at - 1]
-
-  def get_state(self):
-    return {'delivered': self.at}
-
-  def set_state(self, state):
-    self.at = state['delivered']
-
-  def close(self):
-    pass
 
 
 def spec_of(system, batches=BATCHES):
@@ -108,7 +83,9 @@ def same_order(batches):
   trainer = trainer_of(
     System('', 'plain', 'streamed'), small.recipe('adagrad', length=2)
   )
-  with scheduled(trainer, Listed(batches), SCHEDULES['plain'](), 2) as planned:
+  # Batches of a list, whose number is their position.
+  given = NumberedBatches(batches.__getitem__, len(batches), 'these', reads='')
+  with scheduled(trainer, given, SCHEDULES['plain'](), 2) as planned:
     losses = [record.loss for record in train(trainer, planned, 1000)]
   return everything(trainer), losses
 
@@ -300,35 +277,33 @@ def test_a_resumed_system_has_the_bits_of_an_uninterrupted_one(
 ):
   whole = run(system.name)
   for stop in (9, 14):
-    folder = tmp_path / str(stop)
-    halfway, batches = start(system)
-    checkpoints = Checkpoints(folder)
-    with batches:
-      list(train(halfway, batches, stop))
-      checkpoints.save(halfway, batches.get_state())
-    resumed, batches = start(system)
-    with batches:
-      batches.set_state(checkpoints.restore(resumed).schedule_state)
-      list(train(resumed, batches, 100))
-    checkpoints.close()
+    with contextlib.closing(Checkpoints(tmp_path / str(stop))) as checkpoints:
+      halfway, batches = start(system)
+      with batches:
+        list(train(halfway, batches, stop))
+        checkpoints.save(halfway, batches.get_state())
+      resumed, batches = start(system)
+      with batches:
+        batches.set_state(checkpoints.restore(resumed).schedule_state)
+        list(train(resumed, batches, 100))
     assert_same_bits(everything(resumed), whole[0])
     if system.name != 'cached':  # which loads its rows anew
       assert resumed.engine.counters == whole[2]
 
 
 @every_system
-def test_a_step_that_fails_is_tried_again(system, monkeypatch):
+def test_a_step_that_fails_is_tried_again(system):
   """Every other one, also where hot rows have just been swapped."""
   calls, whole = itertools.count(), run(system.name)
+  trainer, batches = start(system)
+  original = trainer.update
 
   def update(*arguments):
     if next(calls) % 2 == 0:
       raise RuntimeError('the device is busy')
     return original(*arguments)
 
-  original = loop.update_step
-  monkeypatch.setattr(loop, 'update_step', update)
-  trainer, batches = start(system)
+  trainer.update = update
   with batches:
     while batches.peek() is not None:
       with pytest.raises(RuntimeError, match='busy'):

@@ -65,8 +65,10 @@ def beside(calls, work):
     raise errors[0]
 
 
-@pytest.mark.parametrize('skip', ['none', 'stale'])
-@pytest.mark.parametrize('prefetch', [0, 2])
+PREFETCHES_AND_SKIPS = [(0, 'none'), (2, 'none'), (2, 'stale')]
+
+
+@pytest.mark.parametrize(('prefetch', 'skip'), PREFETCHES_AND_SKIPS)
 @pytest.mark.parametrize('placing', PLACINGS)
 def test_other_threads_change_no_number(
   placing, prefetch, skip, stages, tmp_path

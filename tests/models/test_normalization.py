@@ -1,5 +1,7 @@
 """Normalization against float64, and models that have a state of their own."""
 
+import contextlib
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
+from tests.support.small import assert_same_bits, everything
 
 EXAMPLES, WIDTH = 40, 6
 
@@ -57,38 +60,33 @@ class Normalization:
     self.variables = jax.jit(
       lambda: model.init(jax.random.key(0), *arguments, False)
     )()
-    self._train = jax.jit(
-      lambda v, x, w: model.apply(v, x, w, True, mutable='batch_stats')
-    )
-    self._predict = jax.jit(lambda v, x, w: model.apply(v, x, w, False))
-    self._gradients = jax.jit(
-      jax.grad(
-        lambda v, x, w, c: jnp.sum(
-          c * model.apply(v, x, w, True, mutable='batch_stats')[0]
-        ),
-        argnums=(0, 1),
-      )
-    )
+
+    def train(v, x, w):
+      return model.apply(v, x, w, True, mutable='batch_stats')
+
+    def slopes(v, x, w, c):
+      return jax.grad(lambda v, x: jnp.sum(c * train(v, x, w)[0]), (0, 1))(v, x)
+
+    self.calls = {
+      'train': jax.jit(train),
+      'predict': jax.jit(lambda v, x, w: model.apply(v, x, w, False)),
+      'gradients': jax.jit(slopes),
+    }
+
+  def call(self, name, *arrays):
+    return self.calls[name](self.variables, *jax.device_put(arrays))
 
   def set(self, scale, bias):
     params = {'scale': scale, 'bias': bias}
     self.variables['params'] = {'normalization': jax.device_put(params)}
 
   def train(self, x, weights):
-    out, changed = self._train(self.variables, *jax.device_put((x, weights)))
+    out, changed = self.call('train', x, weights)
     self.variables = {**self.variables, **changed}
     return jax.device_get(out)
 
   def predict(self, x):
-    ones = np.ones(len(x), np.float32)
-    return jax.device_get(
-      self._predict(self.variables, *jax.device_put((x, ones)))
-    )
-
-  def gradients(self, x, weights, cotangent):
-    return jax.device_get(
-      self._gradients(self.variables, *jax.device_put((x, weights, cotangent)))
-    )
+    return jax.device_get(self.call('predict', x, np.ones(len(x), np.float32)))
 
   def stats(self):
     return jax.device_get(self.variables['batch_stats']['normalization'])
@@ -111,7 +109,9 @@ def test_values_and_gradients_equal_float64(name):
     atol=2e-5,
   )
 
-  variables, d_x = normalization.gradients(x, weights, cotangent)
+  variables, d_x = jax.device_get(
+    normalization.call('gradients', x, weights, cotangent)
+  )
   found = variables['params']['normalization']
 
   def slope(of, at):
@@ -167,28 +167,6 @@ def test_padding_before_all_else_leaves_the_initial_statistics():
   np.testing.assert_allclose(normalization.predict(x), x, rtol=1e-5)
 
 
-def test_scale_of_the_weights_changes_nothing():
-  one, other = Normalization('batch'), Normalization('batch')
-  for seed in range(5):
-    x, weights = draw(seed)
-    # By a power of two, so that not even rounding differs.
-    np.testing.assert_array_equal(
-      one.train(x, weights), other.train(x, weights * 16)
-    )
-  np.testing.assert_array_equal(one.predict(x), other.predict(x))
-
-
-def test_an_example_of_weight_two_is_an_example_twice():
-  x, _ = draw()
-  once, twice = Normalization('batch'), Normalization('batch')
-  weights = np.ones(EXAMPLES, np.float32)
-  weights[:10] = 2
-  once.train(x, weights)
-  repeated = np.concatenate([x, x[:10]])
-  twice.train(repeated, np.ones(EXAMPLES + 10, np.float32))
-  np.testing.assert_allclose(once.predict(x), twice.predict(x), atol=1e-5)
-
-
 def test_running_statistics_are_those_of_all_examples_discounted():
   """From the first step on; batches of any size and weight."""
   normalization, seen = Normalization('batch'), []
@@ -207,27 +185,6 @@ def test_running_statistics_are_those_of_all_examples_discounted():
     np.testing.assert_allclose(stats['var'], var, rtol=1e-4, atol=1e-5)
 
 
-def test_thinned_examples_leave_the_statistics_of_all():
-  """Kept with probability p and weight 1/p, they stand for the others."""
-  rng = np.random.default_rng(0)
-  thinned, plain = Normalization('batch'), Normalization('batch')
-  for _ in range(400):
-    x = rng.normal(size=(512, WIDTH)).astype(np.float32)
-    x[:, 1] = np.exp(0.5 * x[:, 0])
-    keep = np.where(x[:, 0] > 0, 0.25, 1.0)  # what is kept is not like the rest
-    kept = rng.random(512) < keep
-    weights = np.where(kept, 1 / keep, 0).astype(np.float32)
-    thinned.train(x, weights)
-    plain.train(x, kept.astype(np.float32))
-  stats, biased = thinned.stats(), plain.stats()
-  expected = np.zeros(WIDTH), np.ones(WIDTH)
-  expected[0][1] = np.exp(1 / 8)
-  expected[1][1] = np.exp(1 / 2) - np.exp(1 / 4)
-  np.testing.assert_allclose(stats['mean'], expected[0], atol=0.03)
-  np.testing.assert_allclose(stats['var'], expected[1], atol=0.03)
-  assert biased['mean'][0] < -0.2
-
-
 def trainer_of(normalization='batch', **changes):
   recipe = small.recipe('adagrad', normalization=normalization)
   return make_parts(
@@ -235,74 +192,42 @@ def trainer_of(normalization='batch', **changes):
   )
 
 
-def trained(trainer, steps=50):
+def trained(trainer, steps=20):
   columns = small.columns(64 * 10)
   with planned(trainer, ColumnBatches(columns, 64, shuffle_seed=0)) as batches:
     list(train(trainer, batches, steps))
   return trainer
 
 
-@learned
+@pytest.mark.parametrize('name', ['none', 'layer', 'batch'])
 def test_a_prediction_depends_on_its_own_example_only(name):
   trainer, test = trained(trainer_of(name)), small.columns(200, seed=5)
-  before = jax.device_get(trainer.state)
+  before = everything(trainer)
   whole = predict(trainer, ColumnBatches(test, 200, epochs=1)).logits
   for size in (1, 64):
     source = ColumnBatches(test, size, epochs=1, pad_remainder=True)
     logits = predict(trainer, source, 50).logits
     np.testing.assert_allclose(logits, whole[: len(logits)], atol=1e-5)
-  jax.tree.map(
-    np.testing.assert_array_equal, before, jax.device_get(trainer.state)
-  )
-
-
-def test_a_prediction_after_few_steps_is_near_that_in_training():
-  trainer = trained(trainer_of())
-  columns = small.columns(640)
-  logits = predict(trainer, ColumnBatches(columns, 640, epochs=1)).logits
-  labels = columns.labels
-  losses = np.logaddexp(0, logits) - labels * logits
-  rate = labels.mean()
-  base = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
-  assert losses.mean() < base
+  assert_same_bits(before, everything(trainer))
 
 
 def test_variables_of_each_normalization():
-  def shapes(tree):
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {
-      jax.tree_util.keystr(k, simple=True, separator='/'): v.shape
-      for k, v in found
-    }
-
   none, layer, batch = (
     trainer_of(name).state for name in ('none', 'layer', 'batch')
   )
+  shapes = [jax.tree.map(np.shape, s.params) for s in (none, layer, batch)]
+  own = [part.pop('normalization', None) for part in shapes]
+  assert own == [None, {'scale': (18,), 'bias': (18,)}, own[1]]
+  assert shapes[0] == shapes[1] == shapes[2]
   assert none.model_state == layer.model_state == {}
-  assert shapes(none.params) == {
-    'bottom/Dense_0/bias': (16,),
-    'bottom/Dense_0/kernel': (small.DENSE, 16),
-    'bottom/Dense_1/bias': (8,),
-    'bottom/Dense_1/kernel': (16, 8),
-    'top/Dense_0/bias': (16,),
-    'top/Dense_0/kernel': (18, 16),
-    'top/Dense_1/bias': (1,),
-    'top/Dense_1/kernel': (16, 1),
-  }
-  more = {'normalization/scale': (18,), 'normalization/bias': (18,)}
-  assert shapes(layer.params) == shapes(batch.params)
-  assert shapes(layer.params) == shapes(none.params) | more
-  assert shapes(batch.model_state) == {
-    'batch_stats/normalization/mean': (18,),
-    'batch_stats/normalization/var': (18,),
-    'batch_stats/normalization/weight': (),
+  assert jax.tree.map(np.shape, batch.model_state) == {
+    'batch_stats': {
+      'normalization': {'mean': (18,), 'var': (18,), 'weight': ()}
+    }
   }
   # What both have starts from the same bits.
   for part in ('bottom', 'top'):
-    jax.tree.map(
-      np.testing.assert_array_equal,
-      *(jax.device_get(state.params[part]) for state in (none, batch)),
-    )
+    assert_same_bits(none.params[part], batch.params[part])
 
 
 def test_a_normalization_that_does_not_exist():
@@ -350,11 +275,10 @@ def test_a_model_of_two_arguments():
 def test_a_model_with_a_state_of_its_own(tmp_path):
   trainer = trained(trainer_of(model=Counting()), 3)
   predict(trainer, ColumnBatches(small.columns(64), 64, epochs=1))
-  checkpoints = Checkpoints(tmp_path)
-  checkpoints.save(trainer, {})
   other = trainer_of(model=Counting())
-  checkpoints.restore(other)
-  checkpoints.close()
+  with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    checkpoints.save(trainer, {})
+    checkpoints.restore(other)
   for state in (trainer.state, other.state):
     tally = jax.device_get(state.model_state)['tally']
     assert tally['examples'] == 3 * 64

@@ -58,6 +58,7 @@ def assert_learns(told):
   assert np.mean(told[-20:]) < np.mean(told[:5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model', MODELS)
 def test_trains_on_its_proxy(model):
   config = config_of(model)

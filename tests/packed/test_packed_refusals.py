@@ -112,9 +112,6 @@ def test_a_flipped_label_byte_is_found_when_it_is_read(tmp_path, at, value):
   source.close()
 
 
-FLIPS = 150
-
-
 def flip(path, rng):
   """Changes one bit of a file; returns the byte's place."""
   data = bytearray(path.read_bytes())
@@ -171,7 +168,10 @@ def check_told(error, said, folder):
   assert 'delete the folder and prepare' in error.hint
 
 
-def test_a_flipped_bit_is_never_read_as_a_number(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  'flips', [150, pytest.param(500, marks=pytest.mark.slow)]
+)
+def test_a_flipped_bit_is_never_read_as_a_number(tmp_path, monkeypatch, flips):
   """Whatever is read of a folder of which one bit was changed.
 
   It is not read, and all else is as it was; or an error names file and block.
@@ -183,7 +183,7 @@ def test_a_flipped_bit_is_never_read_as_a_number(tmp_path, monkeypatch):
   goods = [tmp_path / name for name in ('ids', 'hashed', 'weighted')]
   rng, refused = random.Random(0), 0
   with watchdog(busy_s=100):
-    for draw in range(FLIPS):
+    for draw in range(flips):
       good = rng.choice(goods)
       name = rng.choice(sorted(path.name for path in good.iterdir()))
       bad = tmp_path / 'bad'
@@ -201,7 +201,7 @@ def test_a_flipped_bit_is_never_read_as_a_number(tmp_path, monkeypatch):
         for one, other in zip(used(good, draw), got, strict=True):
           np.testing.assert_array_equal(one, other)
       shutil.rmtree(bad)
-  assert FLIPS // 4 < refused < FLIPS
+  assert flips // 4 < refused < flips
 
 
 def test_a_folder_from_before_blocks_had_checksums_is_read(tmp_path):

@@ -22,7 +22,7 @@ def stopped(raw, folder, **arguments):
   work.close()
 
 
-OTHERS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
   ('change', 'arguments', 'named'),
   [
     ({'parts': (0.5, 0.5)}, {}, 'sources'),
@@ -31,23 +31,12 @@ OTHERS = pytest.mark.parametrize(
     ({}, {'hash_rows': 64}, 'hash_rows 64 after None'),
   ],
 )
-
-
-@OTHERS
-def test_other_sources_or_settings_do_not_continue(
+def test_other_sources_or_settings_do_not_continue_nor_write_over(
   tmp_path, change, arguments, named
 ):
-  whole = fields()
-  stopped(raw_of(whole), tmp_path)
+  stopped(raw_of(fields()), tmp_path)
   with pytest.raises(UserError, match=named):
-    prepared(raw_of(whole, **change), tmp_path, **arguments)
-  prepared(raw_of(whole), tmp_path)
-
-
-@OTHERS
-def test_a_finished_folder_is_not_written_over(
-  tmp_path, change, arguments, named
-):
+    prepared(raw_of(fields(), **change), tmp_path, **arguments)
   before = prepared(raw_of(fields()), tmp_path).manifest
   with pytest.raises(UserError, match=named) as caught:
     prepared(raw_of(fields(), **change), tmp_path, **arguments)

@@ -70,11 +70,11 @@ class Oracle:
       self.dirty.discard(before[slot])
       self.rows[slot] = batch[i]
     slots = [self.rows.index(r) if r in self.rows else -1 for r in batch]
-    self._use(batch, slots)
+    self.use(batch, slots)
     store = [i for i, slot in enumerate(slots) if slot < 0]
     return slots, misses, store, evicted
 
-  def _use(self, batch, slots):
+  def use(self, batch, slots):
     periods, rest = divmod(self.step, 60 * HALF_LIFE)
     worth = float(np.float32(2 ** (rest / HALF_LIFE))) * 2.0 ** (60 * periods)
     for row, slot in zip(batch, slots, strict=True):
@@ -92,14 +92,14 @@ def fewest_loads(batches, capacity):
     after = {}
     for held, loads in best.items():
       loads += len(batch - held)
-      for kept in _subsets(sorted(held - batch), capacity - len(batch)):
+      for kept in subsets(sorted(held - batch), capacity - len(batch)):
         now = batch | kept
         after[now] = min(loads, after.get(now, loads))
     best = after
   return min(best.values())
 
 
-def _subsets(rows, most):
+def subsets(rows, most):
   for bits in range(1 << len(rows)):
     if bits.bit_count() <= most:
       yield frozenset(r for i, r in enumerate(rows) if bits >> i & 1)

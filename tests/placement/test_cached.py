@@ -82,7 +82,7 @@ def assert_equals_oracle(eviction, run, contents=None):
 
 
 @evictions
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_plans_equal_a_brute_force_simulator(eviction, data):
   assert_equals_oracle(eviction, data.draw(runs(eviction)))
@@ -118,16 +118,16 @@ def long_run(eviction, capacity, ahead, steps=80, num_rows=400, seed=0):
 
 
 @evictions
-@pytest.mark.parametrize('capacity', [10, 40, 90])
-@pytest.mark.parametrize('ahead', [0, 2, 8])
+@pytest.mark.parametrize(
+  ('capacity', 'ahead'), [(10, 0), (10, 8), (40, 2), (90, 0), (90, 8)]
+)
 def test_long_runs_equal_a_simulator(eviction, capacity, ahead):
   assert_equals_oracle(eviction, long_run(eviction, capacity, ahead))
 
 
 @pytest.mark.parametrize('eviction', ['lfu', 'look_ahead'])
 def test_order_of_counts_survives_their_scaling(eviction):
-  run = long_run(eviction, 40, 2)
-  capacity, ahead, num_rows, hot, batches = run
+  capacity, ahead, num_rows, hot, batches = long_run(eviction, 40, 2)
   placement = cached(capacity, eviction, ahead)
   oracle = Oracle(capacity, eviction, num_rows, hot.rows.tolist())
   found = [unique_rows(lookups, num_rows, hot) for lookups, _ in batches]
@@ -137,14 +137,10 @@ def test_order_of_counts_survives_their_scaling(eviction):
   for i in range(len(found)):
     upcoming = found[i : i + 1 + ahead]
     state, plan = placement.plan(state, upcoming)
-    slots, load, *_ = oracle.plan(*_rows(upcoming))
+    batch, *coming = (unique.rows.tolist() for unique in upcoming)
+    slots, load, *_ = oracle.plan(batch, coming)
     assert (plan.slots.tolist(), plan.load.tolist()) == (slots, load)
   assert state.memory.max() < 1e3  # it was scaled
-
-
-def _rows(upcoming):
-  first, *coming = (found.rows.tolist() for found in upcoming)
-  return first, coming
 
 
 def assert_cache_agrees(cache):
@@ -222,21 +218,6 @@ def test_no_row_is_lost_in_a_long_run(eviction, capacity):
   replay(eviction, long_run(eviction, capacity, 3))
 
 
-def test_frozen_rows_are_not_moved_and_stay():
-  hot = hot_rows(np.arange(4), 20)
-  batches = [
-    (np.array([[0, 1, 2, 3]]), np.ones(4, bool)),
-    *(((np.arange(4, 8) + i % 8)[None], KEEP) for i in range(40)),
-    (np.array([[0, 1, 2, 3]]), KEEP),
-  ]
-  for eviction in EVICTIONS:
-    run = (8, 2, 20, hot, batches)
-    *_, (last, _, _) = plans = list(plans_of(eviction, run))
-    assert not len(last.load)
-    for plan, _, _ in plans:
-      assert not set(plan.evict.tolist()) & {0, 1, 2, 3}
-
-
 @settings(max_examples=200)
 @given(st.data())
 def test_the_whole_trace_ahead_loads_as_few_rows_as_any_cache(data):
@@ -248,22 +229,6 @@ def test_the_whole_trace_ahead_loads_as_few_rows_as_any_cache(data):
   plans = plans_of('look_ahead', run)
   loads = sum(len(plan.load) for plan, _, _ in plans)
   assert loads == fewest_loads(trace, capacity)
-
-
-@evictions
-def test_same_ids_same_plans(eviction):
-  run = long_run(eviction, 40, 3)
-  one, other = (plans_of(eviction, run) for _ in range(2))
-  for (plan, _, _), (again, _, _) in zip(one, other, strict=True):
-    for a, b in zip(plan, again, strict=True):
-      np.testing.assert_array_equal(a, b)
-
-
-def test_look_ahead_of_nothing_is_lfu():
-  run = long_run('lfu', 40, 0)
-  pairs = zip(plans_of('lfu', run), plans_of('look_ahead', run), strict=True)
-  for (plan, _, _), (other, _, _) in pairs:
-    np.testing.assert_array_equal(plan.slots, other.slots)
 
 
 @pytest.mark.parametrize(

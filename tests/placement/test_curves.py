@@ -8,7 +8,6 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.placement.sizing import (
-  _Stack,
   capacity_grid,
   lru_curve,
   simulate,
@@ -90,19 +89,14 @@ def test_the_planner_of_lru_agrees_with_its_curve():
 
 
 def test_distances_outlive_renumbering():
-  stack, plain = _Stack(50), []
+  """After 2^16 uses times are given anew."""
   rng = np.random.default_rng(1)
-  renumbered = 0
-  for _ in range(4000):
-    rows = rng.permutation(50)[:20]
-    before = stack._clock
-    got = stack.use(rows)
-    renumbered += stack._clock < before
-    for row, distance in zip(rows, got, strict=True):
-      wanted = len(plain) - plain.index(row) if row in plain else 0
-      assert distance == wanted
-    plain = [r for r in plain if r not in rows] + rows.tolist()
-  assert renumbered > 0
+  stream = [rng.permutation(N)[:60].tolist() for _ in range(1500)]
+  curve = lru_curve(found_of(stream), offsets(ROWS), EVERY)
+  for capacity in (60, 75, 95):
+    hits, loads = hits_of_lru(stream, capacity)
+    np.testing.assert_array_equal(curve.hits[:, capacity - 1], hits)
+    assert curve.loads[capacity - 1] == pytest.approx(loads)
 
 
 def test_a_sample_of_the_rows_estimates_the_curve():

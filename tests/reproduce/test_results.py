@@ -1,159 +1,145 @@
-"""Lines of a reproduction are kept whole, and read as they were."""
+"""The table of a reproduction is read as it was written."""
 
-import itertools
-import math
+import csv
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
-from scipy import stats
 
-from experiments.pages import estimates
-from experiments.reproduce import results
-from experiments.reproduce.results import append, Cell, Naive, OK, read, Skew
+from experiments.reproduce.results import Job, RESULTS, Results, SETTING
 from slipstream_jax.errors import UserError
+from tests.reproduce import drawn
 
 whole = st.none() | st.integers(0, 10**13)
 real = st.none() | st.floats(allow_infinity=False)
-words = st.sampled_from(['ok', 'a, "b"\nc', ' ', 'größer | 5 %', '\r\n', "'"])
-lines = st.lists(
-  st.builds(
-    Cell,
-    st.sampled_from(['rm1', 'rm2']),
-    st.sampled_from(['xdl', 'plain']),
-    st.just('off'),
-    st.integers(0, 9),
-    words,
-    steps=whole,
-    seconds=real,
-    auc=real,
-    bytes_loaded=whole,
-  )
-  | st.builds(Naive, st.just('rm1'), st.just('hot'), st.just(0), auc=real)
+runs = st.builds(
+  lambda seed, status, **values: (
+    Job('run', 'rm2', seed, 'xdl')._asdict() | {'status': status, **values}
+  ),
+  st.integers(0, 9),
+  st.sampled_from(['ok', 'a, "b"\nc', 'größer | 5 %', '\r\n', "'", '1']),
+  step=whole,
+  seconds=real,
+  auc=real,
+  bytes_loaded=whole,
 )
-
-
-def kept(line):
-  """What comes back: words in one line, and NaN as not known."""
-  values = []
-  for value in line:
-    if isinstance(value, str):
-      value = ' '.join(value.split()) or None
-    values.append(None if value != value else value)
-  return type(line)(*values)
-
-
-def of_kind(group, kind):
-  return [kept(line) for line in group if type(line) is kind]
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(lines, max_size=4), st.integers(1, 10**6), st.booleans())
-def test_what_was_kept_is_read(tmp_path_factory, batches, cut, goes_on):
-  folder = tmp_path_factory.mktemp('lines')
+@given(st.lists(st.lists(runs, max_size=3), max_size=3))
+def test_what_was_added_is_read(tmp_path_factory, batches):
+  folder = tmp_path_factory.mktemp('results')
+  results = Results(folder)
+  results.setting = {'scale': 'laptop'}
   for batch in batches:
-    append(folder, batch)
-  every = list(itertools.chain(*batches))
-  for kind in (Cell, Naive):
-    assert read(folder, kind) == of_kind(every, kind)
-  path = folder / results.FILES[Cell]
-  if not path.exists():
-    return
-  size = path.stat().st_size
-  cut = cut % size + 1
-  with path.open('r+b') as file:
-    file.truncate(size - cut)
-  left = read(folder, Cell)
-  assert left == of_kind(every, Cell)[: len(left)]
-  if goes_on:  # a grid that continues writes behind whole lines alone
-    another = Cell('rm4', 'fae', 'off', 3, OK, seconds=1.25)
-    append(folder, [another])
-    assert read(folder, Cell) == [*left, another]
+    results.add(batch)
+  known = [
+    {name: x for name, x in row.items() if x is not None and x == x}
+    for batch in batches
+    for row in batch
+  ]
+  again = Results(folder)
+  assert again.rows == results.rows == known
+  for one, other in zip(again.rows, known, strict=True):
+    assert {k: type(x) for k, x in one.items()} == {
+      k: type(x) for k, x in other.items()
+    }
+  if batches:
+    assert again.setting == {'scale': 'laptop'}
 
 
-def test_every_kind_comes_back_with_its_types(tmp_path):
-  skew = Skew('rm1', 3, 0.25, 0.5)
-  append(tmp_path, [skew])
-  (back,) = read(tmp_path, Skew)
-  assert back == skew
-  assert [type(x) for x in back] == [str, int, float, float]
-  assert set(results.FILES.values()) == {
-    *('cells.csv', 'curves.csv', 'phases.csv', 'skew.csv', 'rows.csv'),
-    *('naive.csv', 'thresholds.csv', 'link.csv'),
-  }
+def test_points_of_a_run_that_is_not_there_are_dropped(tmp_path):
+  results = drawn.fill(tmp_path, models=('rm2',), seeds=1)
+  gone = Job('run', 'rm2', 0, 'fae', 'ours')
+  assert results.has(gone)
+  lines = (tmp_path / RESULTS).read_text().splitlines(keepends=True)
+  kept = [line for line in lines if not line.startswith('run,rm2,0,fae,ours')]
+  assert len(kept) == len(lines) - 1
+  (tmp_path / RESULTS).write_text(''.join(kept))
+  again = Results(tmp_path)
+  assert not again.has(gone)
+  mine = [
+    row for row in again.rows if (row['system'], row['skip']) == gone[3:5]
+  ]
+  assert mine == []
+  assert again.has(Job('phase', 'rm2', 0, 'fae'))
+
+
+OLD = {
+  'cells.csv': (
+    'model,system,skip,seed,status,steps,examples_seen,seconds,auc',
+    *('rm2,xdl,off,0,ok,20,1280,1.5,0.75', 'rm2,xdl,off,1,no memory,,,,'),
+  ),
+  'curves.csv': (
+    'model,system,skip,seed,step,examples_seen,examples_trained,seconds,auc',
+    *('rm2,xdl,off,0,5,320,320,0.5,0.6', 'rm2,xdl,off,3,5,320,320,0.5,0.6'),
+  ),
+  'phases.csv': (
+    'model,system,skip,seed,phase,ms_per_batch',
+    'rm2,xdl,off,0,step,1.25',
+  ),
+  'skew.csv': ('model,rank,share,cumulative_share', 'rm2,1,0.5,0.5'),
+  'rows.csv': ('model,row,batch,change', 'rm2,17,0,0.0'),
+  'naive.csv': (
+    'model,variant,seed,auc,log_loss,accuracy',
+    'rm2,hot,0,0.7,0.5,0.8',
+  ),
+  'thresholds.csv': (
+    'model,seed,drop_target,threshold,drop_rate,auc,log_loss',
+    'rm2,0,0.3,0.001,,0.7,0.5',
+  ),
+}
+
+
+def test_a_folder_of_an_older_version_is_read(tmp_path):
+  """Its last line may have been cut off, even within a letter."""
+  for name, lines in OLD.items():
+    text = ''.join(f'{line}\r\n' for line in lines).encode()
+    (tmp_path / name).write_bytes(text + 'rm2,größer'.encode()[:7])
+  (tmp_path / SETTING).write_text('{"scale": "laptop"}')
+  results = Results(tmp_path)
+  finished = [
+    *(Job('run', 'rm2', 0, 'xdl'), Job('run', 'rm2', 1, 'xdl')),
+    *(Job('phase', 'rm2', 0, 'xdl'), Job('skew', 'rm2', 0)),
+    *(Job('row', 'rm2', 0), Job('naive', 'rm2', 0, variant='hot')),
+    Job('threshold', 'rm2', 0, skip='published', drop_target=0.3),
+  ]
+  assert all(map(results.has, finished))
+  assert len(results.rows) == len(finished) + 1  # the point of seed 0
+  run = results.of('run')[0]
+  assert (run['step'], run['seconds'], run['auc']) == (20, 1.5, 0.75)
+  results.save()
+  assert Results(tmp_path).rows == results.rows
 
 
 @pytest.mark.parametrize(
-  ('text', 'said'),
+  ('text', 'rule'),
   [
-    ('model,rank\r\nrm1,3\r\n', 'columns must be model, rank, share'),
-    ('model,rank,share,cumulative_share\r\nrm1,x,1,1\r\n', 'line 2 must'),
-    ('model,rank,share,cumulative_share\r\nrm1,1,1\r\n', 'line 2 must'),
+    ('kind,colour\r\nrun,3\r\n', 'columns must be known'),
+    ('kind,model,rank\r\nskew,rm1,x\r\n', 'line 2 must'),
+    ('kind,model,rank\r\nskew,rm1\r\n', 'line 2 must'),
   ],
 )
-def test_a_damaged_file_is_named(text, said, tmp_path):
-  (tmp_path / 'skew.csv').write_bytes(text.encode())
-  with pytest.raises(UserError, match=said) as caught:
-    read(tmp_path, Skew)
-  assert 'skew.csv' in str(caught.value)
+def test_a_damaged_table_is_named(text, rule, tmp_path):
+  (tmp_path / RESULTS).write_text(text, newline='')
+  with pytest.raises(UserError, match=rule) as caught:
+    Results(tmp_path)
+  assert RESULTS in str(caught.value)
 
 
-values = st.lists(st.floats(0.1, 1e3), min_size=2, max_size=8)
+def test_a_damaged_setting_is_named(tmp_path):
+  (tmp_path / SETTING).write_text('{')
+  with pytest.raises(UserError, match='setting'):
+    Results(tmp_path)
 
 
-@given(values)
-def test_a_mean_has_students_interval(values):
-  estimate = estimates.mean(values)
-  half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-  low, high = np.mean(values) - half, np.mean(values) + half
-  assert estimate.mean == pytest.approx(np.mean(values))
-  assert estimate.low == pytest.approx(low, rel=1e-6, abs=1e-9)
-  assert estimate.high == pytest.approx(high, rel=1e-6, abs=1e-9)
-
-
-@given(values, st.randoms(use_true_random=False))
-def test_a_ratio_the_other_way_round_is_its_inverse(tops, random):
-  bottoms = [random.uniform(0.1, 10) for _ in tops]
-  one, other = estimates.ratio(tops, bottoms), estimates.ratio(bottoms, tops)
-  assert one.mean == pytest.approx(stats.gmean(np.array(tops) / bottoms))
-  assert math.log(one.mean) == pytest.approx(-math.log(other.mean), abs=1e-9)
-  if one.high < 1e300 and other.high < 1e300:
-    assert math.log(one.low) == pytest.approx(-math.log(other.high), abs=1e-6)
-
-
-def test_too_few_values_have_no_interval():
-  assert estimates.mean([]) is None
-  assert estimates.mean([2.0]) == estimates.Estimate(2.0, None, None, 1)
-  assert estimates.ratio([], []) is None
-  assert estimates.ratio([3.0], [2.0]).mean == pytest.approx(1.5)
-  assert estimates.ratio([3.0, 0.0], [2.0, 1.0]) is None
-  assert estimates.of_test_set(0.8, 0, 10) is None
-  assert estimates.of_test_set(0.8, 10, 10) is None
-
-
-@pytest.mark.parametrize('rate', [1.0, 2.5])
-def test_an_auc_spreads_as_hanley_and_mcneil_say(rate):
-  """Their formula is exact for scores of exponential laws: draw many."""
-  rng = np.random.default_rng(0)
-  positives, negatives = 60, 90
-  above = rng.exponential(rate, (4000, positives))
-  below = rng.exponential(1.0, (4000, negatives))
-  aucs = (above[:, :, None] > below[:, None, :]).mean((1, 2))
-  expected = rate / (1 + rate)
-  estimate = estimates.of_test_set(expected, positives, positives + negatives)
-  half = estimate.high - estimate.mean
-  assert aucs.mean() == pytest.approx(expected, abs=0.005)
-  assert half == pytest.approx(1.96 * aucs.std(), rel=0.05)
-
-
-def test_a_line_may_end_within_a_letter(tmp_path):
-  cell = Cell('rm4', 'fae', 'off', 3, OK, seconds=1.25)
-  other = cell._replace(model='größer')
-  append(tmp_path, [cell, other])
-  path = tmp_path / results.FILES[Cell]
-  data = path.read_bytes()
-  path.write_bytes(data[: data.index('ö'.encode()) + 1])
-  assert read(tmp_path, Cell) == [cell]
-  append(tmp_path, [other])
-  assert read(tmp_path, Cell) == [cell, other]
+def test_the_table_is_tidy(tmp_path):
+  """A row for each run or point, which any program reads."""
+  results = drawn.fill(tmp_path, models=('rm2',), seeds=2)
+  with (tmp_path / RESULTS).open(newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert len(rows) == len(results.rows)
+  seconds = [float(row['seconds']) for row in rows if row['kind'] == 'run']
+  expected = [row['seconds'] for row in results.of('run')]
+  np.testing.assert_array_equal(seconds, expected)

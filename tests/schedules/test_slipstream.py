@@ -24,8 +24,8 @@ from slipstream_jax.training.trainer_parts import (
 )
 from tests.schedules.test_settings import oracle_phase, PHASES
 from tests.support import small
-from tests.support.schedule_bench import in_time
 from tests.support.small import assert_same_bits, everything
+from tests.support.watchdog import watchdog
 
 COLUMNS = small.columns(64 * 25, seed=4)
 HOT = small.hot(COLUMNS, 600)
@@ -272,10 +272,11 @@ def test_padded_remainders_end_and_look_ahead_changes_no_number():
     assert sum(r.event is not None for r in records) == 1
     return everything(trainer)
 
-  first = in_time(lambda: trained(PLACEMENTS['pinned']))
-  for ahead in (0, 16):
-    made = cached(250, look_ahead=ahead)
-    assert_same_bits(first, in_time(lambda made=made: trained(made)))
+  with watchdog():
+    first = trained(PLACEMENTS['pinned'])
+    for ahead in (0, 16):
+      made = cached(250, look_ahead=ahead)
+      assert_same_bits(first, trained(made))
 
 
 @pytest.mark.parametrize('alpha', [30, (1, 1, 1), (1, 1, 1, 2)])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.predict.loading import LoadedRun
+from experiments.common.loading import LoadedRun
 from slip_serve import vocabulary
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.data.source import Dataset

@@ -119,5 +119,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
-  max_examples=80, stateful_step_count=30, deadline=None
+  max_examples=50, stateful_step_count=30, deadline=None
 )

@@ -29,38 +29,40 @@ def check(store, expected):
 
 
 class Disk:
-  """A scratch file's reads and writes, which may fail or wait."""
+  """Reads or writes of a store's scratch file, which may fail or wait."""
 
-  def __init__(self, monkeypatch, name):
-    self.fails, self.calls = False, 0
-    self.open = threading.Event()
+  def __init__(self, store, name):
+    self.fails, self.open = False, threading.Event()
     self.open.set()
-    original = getattr(ScratchFile, name)
+    original = getattr(store.file, name)
 
-    def call(file, *arguments):
-      self.calls += 1
+    def call(*arguments):
       assert self.open.wait(60)
       if self.fails:
         raise OSError(errno.ENOSPC, 'no room', 'a disk')
-      return original(file, *arguments)
+      return original(*arguments)
 
-    monkeypatch.setattr(ScratchFile, name, call)
-
-
-@pytest.fixture
-def writes(monkeypatch):
-  return Disk(monkeypatch, 'write')
+    setattr(store.file, name, call)
 
 
 @pytest.fixture
-def reads(monkeypatch):
-  return Disk(monkeypatch, 'read')
-
-
-def test_a_full_disk_is_told_by_the_next_call_and_loses_no_row(
-  writes, tmp_path
-):
+def store(tmp_path):
   store = a_store(tmp_path)
+  yield store
+  store.close()
+
+
+@pytest.fixture
+def writes(store):
+  return Disk(store, 'write')
+
+
+@pytest.fixture
+def reads(store):
+  return Disk(store, 'read')
+
+
+def test_a_full_disk_is_told_by_the_next_call_and_loses_no_row(store, writes):
   expected = block_of(DIM, 5 + ALL, N)
   writes.fails = True
   store.scatter(ALL, expected)  # most of them leave for the disk at once
@@ -73,11 +75,9 @@ def test_a_full_disk_is_told_by_the_next_call_and_loses_no_row(
   store.flush()
   assert store.counts.written >= N - 20
   check(store, expected)
-  store.close()
 
 
-def test_rows_are_read_from_the_queue_while_the_disk_is_slow(writes, tmp_path):
-  store = a_store(tmp_path)
+def test_rows_are_read_from_the_queue_while_the_disk_is_slow(store, writes):
   writes.open.clear()
   for value in (5, 9):  # of a row on its way twice, the last one counts
     expected = block_of(DIM, value + ALL, N)
@@ -89,11 +89,11 @@ def test_rows_are_read_from_the_queue_while_the_disk_is_slow(writes, tmp_path):
   writes.open.set()
   store.flush()
   check(store, expected)
-  store.close()
 
 
-def test_who_finds_no_room_in_the_queue_waits(writes, tmp_path):
+def test_who_finds_no_room_in_the_queue_waits(tmp_path):
   store = a_store(tmp_path, queue_bytes=1)
+  writes = Disk(store, 'write')
   writes.open.clear()
   store.scatter(ALL, block_of(DIM, ALL, N))
   threading.Timer(0.2, writes.open.set).start()
@@ -111,8 +111,7 @@ def on_disk(store):
   return expected
 
 
-def test_a_fetch_that_fails_is_made_up_for(reads, tmp_path):
-  store = a_store(tmp_path)
+def test_a_fetch_that_fails_is_made_up_for(store, reads):
   expected = on_disk(store)
   reads.fails = True
   store.prefetch(ALL[:10])
@@ -120,11 +119,9 @@ def test_a_fetch_that_fails_is_made_up_for(reads, tmp_path):
     store.gather(ALL[:10], 10)
   reads.fails = False
   check(store, expected)
-  store.close()
 
 
-def test_what_is_written_while_it_is_fetched_stays(reads, tmp_path):
-  store = a_store(tmp_path)
+def test_what_is_written_while_it_is_fetched_stays(store, reads):
   expected = on_disk(store)
   reads.open.clear()
   store.prefetch(ALL[:10])
@@ -133,11 +130,9 @@ def test_what_is_written_while_it_is_fetched_stays(reads, tmp_path):
   reads.open.set()
   expected.rows[3], expected.state[0][3] = changed.rows[0], 77
   check(store, expected)
-  store.close()
 
 
-def test_a_step_waits_for_what_is_being_fetched(reads, tmp_path):
-  store = a_store(tmp_path)
+def test_a_step_waits_for_what_is_being_fetched(store, reads):
   expected = on_disk(store)
   reads.open.clear()
   store.prefetch(ALL[:10])
@@ -147,11 +142,9 @@ def test_a_step_waits_for_what_is_being_fetched(reads, tmp_path):
   counts = store.counts
   assert counts.waited_s > 0.1
   assert (counts.fetched, counts.missed) == (10, 0)
-  store.close()
 
 
-def test_a_reset_forgets_what_is_on_its_way(reads, writes, tmp_path):
-  store = a_store(tmp_path)
+def test_a_reset_forgets_what_is_on_its_way(store, reads, writes):
   on_disk(store)
   for disk in (reads, writes):
     disk.open.clear()
@@ -163,7 +156,6 @@ def test_a_reset_forgets_what_is_on_its_way(reads, writes, tmp_path):
   store.flush()
   check(store, first_of(DIM, 4).block())
   assert not store.file.has(ALL).any()
-  store.close()
 
 
 def test_a_folder_that_is_none_is_told(tmp_path):
@@ -174,12 +166,15 @@ def test_a_folder_that_is_none_is_told(tmp_path):
 
 
 def test_memory_is_shared_in_proportion(tmp_path):
-  stores = tiered(N * 50, tmp_path).open([first_of(DIM, 0), first_of(100, 0)])
-  sizes = [len(store.gather(ALL[:0], 0).rows) for store in stores]
-  assert sizes == [0, 0]
-  one, other = (store._capacity for store in stores)
-  assert one == other == int(N * 50 / (18 + 35 + 204 + 35))
-  for store in stores:
+  firsts = [first_of(DIM, 0), first_of(100, 0)]
+  stores = tiered(N * 50, tmp_path).open(firsts)
+  capacity = int(N * 50 / (18 + 35 + 204 + 35))
+  for store, first in zip(stores, firsts, strict=True):
+    assert len(store.gather(ALL[:0], 0).rows) == 0
+    store.reset(first)
+    store.scatter(ALL, first.block())
+    store.flush()
+    assert N - store.counts.written == capacity
     store.close()
 
 

@@ -2,24 +2,18 @@
 
 import threading
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
-from slipstream_jax.store import threads as sharing
 from slipstream_jax.store.threads import Helpers
 from slipstream_jax.types import RowBlock
 from tests.support import small
 
-
-@pytest.fixture(scope='module', autouse=True)
-def _few_rows_are_shared():
-  with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(sharing, '_LEAST_BYTES', 8)
-    yield
+MUCH = 1 << 23  # bytes that are worth sharing among seven threads
 
 
 @pytest.fixture(params=[1, 2, 4, 7])
@@ -33,9 +27,11 @@ def helpers(request):
 def a_table(rows, seed, dtype):
   rng = np.random.default_rng(seed)
   state = rng.random(rows, np.float32), rng.random((rows, 3)).astype(dtype)
-  return RowBlock(rng.random((rows, 5)).astype(dtype), state)
+  values = rng.random((rows, 1 << 15), np.float32)  # 50 rows to a few threads
+  return RowBlock(values.astype(dtype), state)
 
 
+@settings(max_examples=20)
 @given(
   used=st.lists(st.integers(0, 99), unique=True),
   padding=st.integers(0, 9),
@@ -72,7 +68,7 @@ def test_each_thread_gets_a_part(helpers):
     together.wait(60)
     parts.append(part)
 
-  helpers.run(work, 1000, 1000)
+  helpers.run(work, 1000, MUCH)
   covered = [i for part in parts for i in range(1000)[part]]
   assert sorted(covered) == list(range(1000))
   assert len(parts) == helpers.workers
@@ -87,7 +83,7 @@ def test_an_error_comes_once_all_parts_are_done(helpers):
     done.append(part)
 
   with pytest.raises(OSError, match='no memory'):
-    helpers.run(work, 1000, 1000)
+    helpers.run(work, 1000, MUCH)
   assert len(done) == helpers.workers - 1
 
 
@@ -99,13 +95,12 @@ def test_an_error_of_another_thread_is_raised():
       raise OSError('no memory')
 
   with pytest.raises(OSError, match='no memory'):
-    some.run(work, 1000, 1000)
+    some.run(work, 1000, MUCH)
   some.close()
 
 
-def test_few_rows_start_no_thread(monkeypatch):
-  monkeypatch.setattr(sharing, '_LEAST_BYTES', 1 << 19)
-  some, parts = Helpers(4), []
-  some.run(parts.append, 1000, 1000)
+def test_few_rows_start_no_thread():
+  some, parts, before = Helpers(4), [], threading.active_count()
+  some.run(parts.append, 1000, 1 << 19)
   assert parts == [slice(0, 1000)]
-  assert some._pool is None
+  assert threading.active_count() == before

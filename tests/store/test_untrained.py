@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from slipstream_jax.store.host_table import UntrainedRows
-from slipstream_jax.tables import Constant, Table, TableSet, Uniform
+from slipstream_jax.tables import Constant, Table, tables_of, TableSet, Uniform
 
 INITIALIZERS = [None, Uniform(0.3), Constant(0.1)]
 
@@ -67,3 +67,19 @@ def test_tables_of_unlike_dims_share_no_value(dims):
   values = np.concatenate(parts)
   # Of 16,500 draws out of 2^24, some agree by chance.
   assert len(np.unique(values)) > len(values) - 40
+
+
+def test_initial_rows_depend_on_seed_and_row_only():
+  def create(sizes, seed=0):
+    return UntrainedRows(tables_of(sizes, dim=4), [()], seed).block(0).rows
+
+  few = {'a': 10, 'b': 5}
+  one = create(few)
+  np.testing.assert_array_equal(one, create(few | {'c': 7})[:15])
+  assert not np.array_equal(one, create(few, 1))
+  assert np.abs(one[:10]).max() < 10**-0.5
+  big = create({'a': 200_000})
+  scaled = big * 200_000**0.5
+  assert abs(scaled.mean()) < 0.005
+  assert abs(scaled.std() - 3**-0.5) < 0.005
+  assert len(np.unique(big[:, 0])) > 190_000

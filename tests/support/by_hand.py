@@ -78,6 +78,11 @@ def train(recipe, state, rows, batches):
   return state, rows, losses
 
 
+def programs_of(recipe):
+  """How many programs were compiled of the recipe's step."""
+  return compiled_of(recipe).step._cache_size()
+
+
 def predict(recipe, state, rows, batch):
   """Logits of the batch."""
   places = inverses(recipe.tables, batch.lookups)

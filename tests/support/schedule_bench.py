@@ -6,13 +6,9 @@ for a step that is not going to be taken is an error rather than a hang.
 
 import collections
 import copy
-import sys
-import threading
-import traceback
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 
 from slipstream_jax.checkpoint.state import pack, unpack
 from slipstream_jax.data.numbered import pad_batch
@@ -255,25 +251,3 @@ def run(
       take()
   unreported = None if error or emitted == most else schedule.unreported()
   return Run(found, positions, trainer.rows, unreported, error)
-
-
-def in_time(do, seconds=120):
-  """What `do` returns; fails, and tells where it stands, if it hangs."""
-  done = []
-
-  def work():
-    try:
-      done.append((do(), None))
-    except BaseException as error:
-      done.append((None, error))
-
-  thread = threading.Thread(target=work, name='watched', daemon=True)
-  thread.start()
-  thread.join(seconds)
-  if not done:
-    frame = sys._current_frames()[thread.ident]
-    pytest.fail('hangs:\n' + ''.join(traceback.format_stack(frame)))
-  result, error = done[0]
-  if error is not None:
-    raise error
-  return result

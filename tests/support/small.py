@@ -7,6 +7,7 @@ import numpy as np
 import optax
 
 from slipstream_jax.data.numbered import Columns
+from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
@@ -102,6 +103,18 @@ def replace_rows(engine, blocks, seed=None):
   pieces = [(np.arange(len(one.rows)), one) for one in blocks]
   # Iterators, as checked types would want the same U in all groups.
   engine.reset([iter([piece]) for piece in pieces], seed)
+
+
+class WithFresh(SourceWrapper):
+  """A source that gives some batches, by their number, fresh rows."""
+
+  def __init__(self, source, fresh):
+    super().__init__(source)
+    self.fresh = fresh
+
+  def __next__(self):
+    number = self.get_state()['delivered']
+    return super().__next__()._replace(fresh=self.fresh.get(number))
 
 
 def store_of(table):

@@ -141,24 +141,24 @@ class Bystander:
   """
 
   def __init__(self, threshold, every, window, min_touches):
-    self._threshold, self._least = np.float32(threshold), min_touches
-    self._every, self._window = every, window
-    self._snapshot = np.zeros((len(HOT.rows), 8), np.float32)
-    self._touches = np.zeros(len(HOT.rows), int)
+    self.threshold, self.least = np.float32(threshold), min_touches
+    self.every, self.window = every, window
+    self.snapshot = np.zeros((len(HOT.rows), 8), np.float32)
+    self.touches = np.zeros(len(HOT.rows), int)
     self.stale = np.zeros(len(HOT.rows), bool)
     self.stood = 0
 
   def __call__(self, step, rows, touched):
-    phase, opens = step % self._every, self._every - self._window
+    phase, opens = step % self.every, self.every - self.window
     hot = rows[HOT.rows].astype(np.float32)
-    if step and (step - 1) % self._every >= opens:
-      self._touches = self._touches + touched[HOT.rows]
+    if step and (step - 1) % self.every >= opens:
+      self.touches = self.touches + touched[HOT.rows]
     if step and phase == 0:
-      change = np.abs(hot - self._snapshot).max(1)
-      enough = self._touches >= self._least
-      self.stale = (change < self._threshold) & enough
-    if phase == opens % self._every:
-      self._snapshot, self._touches = hot, np.zeros(len(hot), int)
+      change = np.abs(hot - self.snapshot).max(1)
+      enough = self.touches >= self.least
+      self.stale = (change < self.threshold) & enough
+    if phase == opens % self.every:
+      self.snapshot, self.touches = hot, np.zeros(len(hot), int)
       self.stale = np.zeros(len(hot), bool)
     self.stood += self.stale.sum()
     still = np.zeros(len(rows), bool)

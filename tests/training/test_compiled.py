@@ -149,13 +149,29 @@ def test_each_group_has_the_chain_of_its_tables():
   small.assert_same_bits(mixed[1], alone[1])
 
 
-def test_a_chain_that_cannot_train_rows_is_named_by_its_table():
-  own = optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
+def copying_rows():
+  """A chain whose state starts as a copy of the rows."""
+  return optax.GradientTransformation(
+    lambda rows: rows, lambda updates, state, rows: (updates, rows)
+  )
+
+
+@pytest.mark.parametrize(
+  ('own', 'said'),
+  [
+    (
+      optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(),
+      'MultiSteps',
+    ),
+    (copying_rows(), 'start every row from the same state'),
+  ],
+)
+def test_a_chain_that_cannot_train_rows_is_named_by_its_table(own, said):
   tables = TableSet(
     {'a': Table(30, 4), 'b': Table(20, 6, optimizer=own)}, FEATURES
   )
-  with pytest.raises(UserError, match='MultiSteps') as error:
-    compiled_of(recipe_of(tables=tables))
+  with pytest.raises(UserError, match=said) as error:
+    assert compiled_of(recipe_of(tables=tables)).untrained_row_state
   assert error.value.where == "Table 'b', optimizer"
 
 

@@ -94,13 +94,14 @@ def test_a_step_is_that_of_the_sum_of_losses(case):
   )
 
 
-def test_one_head_by_an_axis_of_its_own_is_the_same():
-  class One(nn.Module):
-    @nn.compact
-    def __call__(self, embeddings):
-      x = jnp.concatenate(list(embeddings.values()), axis=1)
-      return nn.Dense(1, use_bias=False)(x)[:, 0]
+class One(nn.Module):
+  @nn.compact
+  def __call__(self, embeddings):
+    x = jnp.concatenate(list(embeddings.values()), axis=1)
+    return nn.Dense(1, use_bias=False)(x)[:, 0]
 
+
+def test_one_head_by_an_axis_of_its_own_is_the_same():
   batch = by_hand.draw(TABLES, 24, heads=1)
   flat = batch._replace(labels=batch.labels[:, 0])
   ends = [
@@ -111,27 +112,70 @@ def test_one_head_by_an_axis_of_its_own_is_the_same():
   small.assert_same_bits(*(by_hand.bits(*end[:2]) for end in ends))
 
 
-@pytest.mark.parametrize(
-  ('changes', 'heads', 'says', 'where'),
-  [
-    ({}, None, r'one logit per label, \[8\], got \[8, 3\]', 'Trainer, model'),
-    ({}, 2, r'one logit per label, \[8, 2\]', 'Trainer, model'),
-    ({'loss': [bce, bce]}, 3, 'as many losses .* 3, got', 'Trainer, loss'),
-    (
-      {'loss_weights': (1.0,)},
-      3,
-      'as many weights .* 3, got a sequence of 1',
-      'Recipe.loss_weights',
-    ),
-    (
-      {'loss': lambda z, y: bce(z, y).mean()},
-      3,
-      r'one value per example, \[8\], got \[\]',
-      'Trainer, loss',
-    ),
-    ({'model': Heads(2)}, 3, r'got \[8, 2\]', 'Trainer, model'),
-  ],
-)
+class Returning(nn.Module):
+  """A model that returns no array."""
+
+  kind: type
+
+  @nn.compact
+  def __call__(self, embeddings):
+    x = Heads(1)(embeddings)[:, 0]
+    return {tuple: (x, {}), list: [x], dict: {'x': x}}[self.kind]
+
+
+def one_logit(loss):
+  return {'model': One(), 'loss': loss}
+
+
+MISFITS = [
+  ({}, None, r'one logit per label, \[8\], got \[8, 3\]', 'Trainer, model'),
+  ({}, 2, r'one logit per label, \[8, 2\]', 'Trainer, model'),
+  ({'model': Heads(2)}, 3, r'got \[8, 2\]', 'Trainer, model'),
+  (
+    {'model': Heads(1)},
+    None,
+    r'return \[B\] for labels \[B\]',
+    'Trainer, model',
+  ),
+  ({'model': Returning(tuple)}, None, 'got a tuple', 'Returning'),
+  ({'model': Returning(list)}, None, 'got a list', 'Returning'),
+  ({'model': Returning(dict)}, None, 'got a dict', 'Returning'),
+  ({'loss': [bce, bce]}, 3, 'as many losses .* 3, got', 'Trainer, loss'),
+  (
+    {'loss_weights': (1.0,)},
+    3,
+    'as many weights .* 3, got a sequence of 1',
+    'Recipe.loss_weights',
+  ),
+  (
+    {'loss': lambda z, y: bce(z, y).mean()},
+    3,
+    r'one value per example, \[8\], got \[\]',
+    'Trainer, loss',
+  ),
+  (
+    one_logit(lambda z, y: bce(z, y)[:, None]),
+    None,
+    r'got \[8, 1\]',
+    'Trainer, loss',
+  ),
+  (
+    one_logit(lambda z, y: bce(z[:, None], y[None])),
+    None,
+    r'got \[8, 8\]',
+    'Trainer, loss',
+  ),
+  (
+    one_logit(lambda z, y: (bce(z, y), {})),
+    None,
+    'got a tuple',
+    'Trainer, loss',
+  ),
+  (one_logit(lambda z, y: 0.5), None, 'got a float', 'Trainer, loss'),
+]
+
+
+@pytest.mark.parametrize(('changes', 'heads', 'says', 'where'), MISFITS)
 def test_what_does_not_fit_is_told(changes, heads, says, where):
   recipe = recipe_of(**changes)
   batch = by_hand.draw(TABLES, 8, heads=heads)

@@ -26,28 +26,23 @@ def sklearn_says(labels, logits):
   }
 
 
-def assert_agrees(labels, logits):
+@given(
+  seed=st.integers(0, 10**6),
+  examples=st.integers(2, 400),
+  levels=st.sampled_from([None, 1, 2, 4]),
+)
+def test_random_and_tied_scores(seed, examples, levels):
+  rng = np.random.default_rng(seed)
+  labels = (rng.random(examples) < 0.3).astype(np.float32)
+  labels[:2] = 0, 1
+  logits = rng.normal(size=examples) * 3
+  if levels is not None:
+    logits = rng.integers(0, levels, examples) - 1.5
+  logits = logits.astype(np.float32)
   found = metrics.compute(Predictions(labels, logits))._asdict()
   assert found.pop('examples') == len(labels)
   for name, expected in sklearn_says(labels, logits).items():
     assert found[name] == pytest.approx(expected, abs=1e-6), name
-
-
-@given(seed=st.integers(0, 10**6), examples=st.integers(2, 400))
-def test_random_scores(seed, examples):
-  rng = np.random.default_rng(seed)
-  labels = (rng.random(examples) < 0.3).astype(np.float32)
-  labels[:2] = 0, 1
-  assert_agrees(labels, rng.normal(size=examples).astype(np.float32) * 3)
-
-
-@given(seed=st.integers(0, 10**6), levels=st.integers(1, 4))
-def test_tied_scores(seed, levels):
-  rng = np.random.default_rng(seed)
-  labels = (rng.random(300) < 0.5).astype(np.float32)
-  labels[:2] = 0, 1
-  logits = rng.integers(0, levels, 300).astype(np.float32) - 1.5
-  assert_agrees(labels, logits)
 
 
 @given(

@@ -46,8 +46,9 @@ def run(of, placement, its_numbers, depth=2):
   return before, everything(trainer), records
 
 
-@pytest.mark.parametrize('watched', ['hot', 'all'])
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  ('dtype', 'watched'), [('float32', 'hot'), ('bfloat16', 'all')]
+)
 def test_placement_changes_no_number(dtype, watched):
   of = recipe(watched, 'lazy_adam', dtype)
   _, expected, records = run(of, 'streamed', {})
@@ -71,39 +72,33 @@ def test_hot_rows_stand_still_as_a_bystander_says(numbers, placement, depth):
   np.testing.assert_array_equal(after[1].entries[0].stale, bystander.stale)
 
 
+def none(step, rows, touched):
+  """No row stands still."""
+  return np.zeros(len(rows), bool)
+
+
 @few
 @given(numbers=numbers(), placement=placements)
 def test_with_all_rows_watched_it_is_the_chain_in_memory(numbers, placement):
   of = recipe('all')
   before, after, _ = run(of, placement, numbers)
-
-  def none(step, rows, touched):
-    return np.zeros(len(rows), bool)
-
   rows, params = in_memory(of, before[0][0], numbers, STEPS, none)
   # The last four leaves are true as of a row's last step: here all had it.
   one, other = (b._replace(state=b.state[:-4]) for b in (rows, after[0][0]))
   assert_same_bits((one, params), (other, after[1].params))
 
 
-@pytest.mark.parametrize('threshold', [0.0, 0.1])
-def test_momentum_in_memory_also_moves_rows_without_a_lookup(threshold):
-  """So there the engine, which is lazy, has other bits: docs/skipping.md."""
+def test_momentum_in_memory_also_moves_rows_without_a_lookup():
+  """So the engine, which is lazy, has other bits: docs/skipping.md."""
   of = recipe('all', 'lazy_adam')
-  before, after, _ = run(of, 'streamed', {'threshold': threshold})
-
-  def none(step, rows, touched):
-    return np.zeros(len(rows), bool)
-
-  numbers = {'threshold': threshold}
-  rows, _ = in_memory(of, before[0][0], numbers, STEPS, none)
+  before, after, _ = run(of, 'streamed', {})
+  rows, _ = in_memory(of, before[0][0], {}, STEPS, none)
   assert (rows.rows != after[0][0].rows).any(axis=1).sum() > 100
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'float16'])
-def test_rows_stand_still_by_what_all_rows_did(dtype):
+def test_rows_stand_still_by_what_all_rows_did():
   """As a bystander sees it, who compares whole tables."""
-  trainer = start(recipe('hot', 'rowwise_adagrad', dtype))
+  trainer = start(recipe('hot', 'rowwise_adagrad', 'float16'))
   bystander, touched, moved = Bystander(**NUMBERS), None, 0
   with batches_for(trainer) as batches:
     for step in range(STEPS):

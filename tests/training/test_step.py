@@ -9,7 +9,6 @@ import pytest
 
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
-from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
@@ -22,18 +21,13 @@ from slipstream_jax.training.trainer_parts import (
   planned,
   slipstream,
 )
-from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch, RowBlock
 from tests.laws.test_placements import everything_after
-from tests.support import small
+from tests.support import by_hand, small
 from tests.support.small import assert_same_bits
 
 COLUMNS = small.columns(64 * 12)
 HOT = small.hot(COLUMNS)
-
-
-def total(embeddings):
-  return sum(x.sum(axis=1) for x in embeddings.values())
 
 
 def own_loss(logits, labels):
@@ -52,15 +46,14 @@ def test_one_program_trains_with_a_watch_and_without():
   with planned(plain, source) as batches:
     sizes = {bucket(len(item.plans[0].rows)) for item in batches_of(12)}
     list(train(plain, batches, 12))
-  programs = compiled_of(recipe).step._cache_size()
-  assert programs == len(sizes)
+  assert by_hand.programs_of(recipe) == len(sizes)
   watched = trainer_of(recipe)
   settings = Skip(0.0, POLICIES['stale'], 'rows', Phases(1, 4, 2, 0))
   made = slipstream(watched, ColumnBatches(COLUMNS, 64), settings, 12)
   with made as batches:
     list(train(watched, batches, 12))
   assert watched.state.watch is not None
-  assert compiled_of(recipe).step._cache_size() == programs
+  assert by_hand.programs_of(recipe) == len(sizes)
   tables = (each.engine.read_back() for each in (plain, watched))
   assert_same_bits(*tables)
   assert_same_bits(*(jax.device_get(t.state.params) for t in (plain, watched)))
@@ -72,9 +65,16 @@ def batches_of(steps):
     yield from (next(batches) for _ in range(steps))
 
 
-@pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
-def test_a_still_row_keeps_every_bit(dtype, optimizer):
+OPTIMIZERS_AND_DTYPES = [
+  ('sgd', 'float32'),
+  ('adagrad', 'float16'),
+  ('rowwise_adagrad', 'bfloat16'),
+  ('lazy_adam', 'float32'),
+]
+
+
+@pytest.mark.parametrize(('optimizer', 'dtype'), OPTIMIZERS_AND_DTYPES)
+def test_a_still_row_keeps_every_bit(optimizer, dtype):
   """Subnormals too, which a CPU's additions flush, and negative zeros."""
   recipe = small.recipe(optimizer, table_dtype=dtype)
   rng = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
     rows,
     tuple(
       np.abs(rng.normal(size=(256, *leaf.shape))).astype(leaf.dtype)
-      for leaf in row_state(recipe)
+      for leaf in compiled_of(recipe).untrained_row_state[0]
     ),
   )
   ones = np.ones(256, np.float32)
@@ -114,76 +114,6 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
   assert touches.max() == 1
   assert touches[place[used & (place < 300)]].mean() > 0.9
   assert not np.delete(touches, place[:200]).any()
-
-
-def row_state(recipe):
-  state = jax.eval_shape(
-    recipe.row_optimizer.init, jax.ShapeDtypeStruct((1, 8), np.float32)
-  )
-  return [
-    jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-    for leaf in jax.tree.leaves(state)
-    if leaf.shape
-  ]
-
-
-LOSSES = {
-  'a column': (lambda x, y: own_loss(x, y)[:, None], r'got \[64, 1\]'),
-  'its mean': (lambda x, y: own_loss(x, y).mean(), r'got \[\] '),
-  'a square': (lambda x, y: own_loss(x[:, None], y[None]), r'got \[64, 64\]'),
-  'a tuple': (lambda x, y: (own_loss(x, y), {}), 'got a tuple'),
-  'a number': (lambda x, y: 0.5, 'got a float'),
-}
-
-
-@pytest.mark.parametrize('case', LOSSES)
-def test_a_loss_that_is_not_one_per_example_is_refused(case):
-  loss, said = LOSSES[case]
-  trainer = trainer_of(small.recipe()._replace(loss=loss))
-  with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
-    steps = train(trainer, batches, 1)
-    with pytest.raises(UserError) as error:
-      next(steps)
-  assert error.match(said)
-  assert error.value.where == 'Trainer, loss'
-
-
-class Returning(nn.Module):
-  """A model that returns more than its logits."""
-
-  kind: type = tuple
-
-  @nn.compact
-  def __call__(self, dense, embeddings):
-    logits = nn.Dense(1)(dense)[:, 0] + sum(
-      x.sum(axis=1) for x in embeddings.values()
-    )
-    return {tuple: (logits, {}), list: [logits], dict: {'x': logits}}[self.kind]
-
-
-@pytest.mark.parametrize('kind', [tuple, list, dict])
-def test_a_model_that_returns_no_array_is_refused(kind):
-  with pytest.raises(UserError) as error:
-    trainer_of(small.recipe()._replace(model=Returning(kind)))
-  assert error.match(f'got a {kind.__name__}')
-  assert error.value.where == 'Returning'
-
-
-def test_recipes_with_lists_train_and_share_their_step():
-  def recipe(kind, bottom=(16, 8)):
-    model = DLRM(bottom=kind(bottom), top=kind((16,)))
-    return small.recipe()._replace(model=model)
-
-  def trained(recipe):
-    trainer = trainer_of(recipe)
-    with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
-      list(train(trainer, batches, 5))
-    return trainer.engine.read_back(), jax.device_get(trainer.state.params)
-
-  assert_same_bits(trained(recipe(list)), trained(recipe(tuple)))
-  assert compiled_of(recipe(list)) is compiled_of(recipe(list))
-  assert compiled_of(recipe(tuple)) is compiled_of(recipe(tuple))
-  assert compiled_of(recipe(list)) is not compiled_of(recipe(list, [4, 8]))
 
 
 class Holding(nn.Module):
@@ -228,8 +158,7 @@ def test_a_field_that_nothing_can_compare_is_named():
   assert error.value.where == 'Recipe.model.held.weights.0'
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
+@pytest.mark.parametrize(('optimizer', 'dtype'), OPTIMIZERS_AND_DTYPES)
 def test_64_bits_double_no_row_and_change_no_row_state(optimizer, dtype):
   columns = small.columns(64 * 6)
   how = {'normalization': 'batch', 'table_dtype': dtype}

@@ -9,10 +9,8 @@ import pytest
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.models.layers import dot_interaction
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import take_step
 from slipstream_jax.training.trainer_parts import make_parts, planned
-from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import oracles, small
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
@@ -29,18 +27,22 @@ def layers(params, name):
   ]
 
 
-@pytest.mark.parametrize('length', [None, 3], ids=['one_hot', 'multi_hot'])
-@pytest.mark.parametrize('first_order', [False, True])
-@pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
-def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
-  is_step_of_oracle(optimizer, first_order, length, None)
+# Each optimizer, number of lookups, first order and offset at least once.
+STEPS = [
+  ('sgd', False, None, None),
+  ('adagrad', True, 3, None),
+  ('adagrad', True, None, np.linspace(-3, 2, 32)),
+  ('rowwise_adagrad', False, 3, None),
+  ('lazy_adam', True, None, None),
+]
 
 
-def test_a_step_of_logits_with_an_offset():
-  is_step_of_oracle('adagrad', True, None, np.linspace(-3, 2, 32))
-
-
-def is_step_of_oracle(optimizer, first_order, length, offset):
+@pytest.mark.parametrize(
+  ('optimizer', 'first_order', 'length', 'offset'), STEPS
+)
+def test_loss_gradients_and_rows_of_a_step(
+  optimizer, first_order, length, offset
+):
   dim, rate = 8, 0.05
   recipe = small.recipe(
     optimizer,
@@ -89,19 +91,6 @@ def is_step_of_oracle(optimizer, first_order, length, offset):
     np.testing.assert_allclose(after[i], oracle.step(i, row, g), **TOLERANCE)
 
 
-def test_rows_outside_the_batch_keep_their_bits():
-  trainer = make_parts(
-    small.recipe('lazy_adam'), PLACEMENTS['streamed'], small.DENSE
-  )
-  columns = small.columns(64)
-  before = trainer.engine.read_back()[0].rows.copy()
-  batches = planned(trainer, ColumnBatches(columns, 64), 0)
-  take_step(trainer, next(batches))
-  changed = (trainer.engine.read_back()[0].rows != before).any(axis=1)
-  assert set(np.flatnonzero(changed)) <= set(columns.lookups.ravel().tolist())
-  assert changed.sum() > 10
-
-
 def test_interaction_gradient_equals_the_derived_one():
   def derived(vectors):
     i, j = np.tril_indices(vectors.shape[1], -1)
@@ -122,9 +111,3 @@ def test_interaction_gradient_equals_the_derived_one():
   ours, other = map(value_and_gradient, (dot_interaction, derived))
   np.testing.assert_allclose(ours[0], other[0], rtol=1e-6)
   np.testing.assert_allclose(ours[1], other[1], rtol=1e-5, atol=1e-6)
-
-
-def test_unique_keeps_the_order_of_first_use():
-  found = unique_rows(np.array([[9, 4], [9, -1], [2, 4]]), 10)
-  assert found.rows.tolist() == [9, 4, 2]
-  assert found.inverse.tolist() == [[0, 1], [0, -1], [2, 1]]

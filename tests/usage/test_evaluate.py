@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.checkpoints import moving
-from experiments.common import build
-from experiments.evaluate.evaluation import evaluation
-from experiments.predict import loading
+from experiments.bench import exports
+from experiments.checkpoints import job as checkpoints
+from experiments.common import build, loading
+from experiments.evaluate import job
 from slip_serve import Scorer
 from slipstream_jax.checkpoint.manifest import name_of, read_manifest
 from slipstream_jax.checkpoint.places import open_place
@@ -41,6 +41,11 @@ def config_of(folder, **changes):
     'eval.curve_steps': 0,
   }
   return smoke(**plain | changes)
+
+
+def evaluation(folder, path=None, config=None, step=None):
+  run = loading.load(folder, other=config, step=step)
+  return job.evaluation(run, path)
 
 
 @pytest.fixture(scope='module')
@@ -81,7 +86,7 @@ def test_a_run_of_quantized_rows_is_evaluated_and_exported(made_of, tmp_path):
 def test_no_program_takes_an_older_checkpoint_unasked(made_of, tmp_path):
   run, saves = tmp_path / 'run', {'train.checkpoint_steps': 10}
   assert run_job(run, config_of(made_of, **saves)) == 0
-  place = moving.place_of(str(run))
+  place = checkpoints.place_of(str(run))
   rng, older = random.Random(0), loading.load(run, step=10)
   numbers = evaluation(run, step=10)
   assert (older.step, numbers['steps_trained']) == (10, 10)
@@ -98,7 +103,7 @@ def test_no_program_takes_an_older_checkpoint_unasked(made_of, tmp_path):
     for load in (
       lambda: evaluation(run),
       lambda: loading.load(run),
-      lambda: moving.copied(place, open_place(tmp_path / 'copy'), 'raw'),
+      lambda: checkpoints.copied(place, open_place(tmp_path / 'copy'), 'raw'),
     ):
       with pytest.raises(UserError, match=rf'got step 15: .*{name}.*step=10'):
         load()
@@ -124,7 +129,7 @@ def test_hot_rows_are_those_of_the_checkpoint(made_of, tmp_path, monkeypatch):
   known = build.hot(loaded.config, loaded.data, loaded.trainer.recipe)
   np.testing.assert_array_equal(loaded.trainer.engine.hot.rows, known.rows)
   np.testing.assert_array_equal(popular, known.rows)
-  trained = sum(map(len, loaded.trainer.engine.groups[0].host.touched()))
+  trained = loaded.trainer.engine.groups[0].host.written
   assert 0 < trained < loaded.trainer.recipe.tables.num_rows
 
 
@@ -141,13 +146,13 @@ def test_a_file_of_them_has_the_same(made_of, tmp_path):
 def test_another_config_may_evaluate_otherwise(made_of):
   other = config_of(made_of, **{'eval.batch_size': 77, 'eval.split': 'test'})
   other.seed = 99  # which the run keeps
-  values = evaluation(made_of / 'run', other)
+  values = evaluation(made_of / 'run', config=other)
   assert values['log_loss'] == pytest.approx(
     summary_of(made_of / 'run')['log_loss'], rel=1e-6
   )
   other.eval.split = 'none'
   with pytest.raises(UserError, match='none'):
-    evaluation(made_of / 'run', other)
+    evaluation(made_of / 'run', config=other)
 
 
 def test_exports_of_a_run_score_raw_ids_with_its_bits(made_of, tmp_path):
@@ -170,12 +175,12 @@ def test_the_programs_as_they_are_called(made_of, tmp_path):
   run = made_of / 'run'
   command = [sys.executable, '-m', 'experiments.evaluate']
   output = tmp_path / 'metrics.json'
-  done = finished([*command, f'--workdir={run}', f'--output={output}'])
+  done = finished([*command, str(run), f'--output={output}'])
   assert (done.returncode, done.stderr) == (0, '')
   values = json.loads(output.read_text())
   assert values['auc'] == summary_of(run)['auc']
-  assert finished(command).stderr.startswith('error: what is evaluated')
-  command = [sys.executable, '-m', 'experiments.export', f'--workdir={run}']
+  assert finished(command).stderr.startswith('error: beside flags there must')
+  command = [sys.executable, '-m', 'experiments.export', str(run)]
   folder = tmp_path / 'export'
   again = [f'--output={folder}', '--dtype=int8', '--batch_sizes=2,8']
   done = finished([*command, *again])
@@ -186,5 +191,6 @@ def test_the_programs_as_they_are_called(made_of, tmp_path):
   done = finished([*command, *again])
   assert done.returncode == 1
   assert 'new or empty folder' in done.stderr
-  done = finished([*command, '--dtype=int3'])
-  assert 'float32, float16, int8' in done.stderr
+  figures = exports.measure(run, folder, 32, 0.5, warm=1, size=2, turns=4)
+  assert figures['same bits']
+  assert all(value > 0 for key, value in figures.items() if 'queries/s' in key)

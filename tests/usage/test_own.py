@@ -151,7 +151,7 @@ def test_a_run_of_all_of_ones_own(own, tmp_path):
       'compare',
       ['--seeds=1', '--targets=0.5', '--policies=stale'],
       {
-        *('compare.csv', 'compare.html', 'compare.md', 'compare.png'),
+        *('compare.csv', 'compare.html', 'compare.png'),
         *('curve.csv', 'config.json'),
       },
     ),

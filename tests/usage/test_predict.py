@@ -1,20 +1,16 @@
 """Finished runs, loaded to score raw examples and to write rows of tables."""
 
-import contextlib
 import json
 import shutil
 import sys
 
-from absl import flags
-from absl.testing import flagsaver
 import numpy as np
 import polars as pl
 import pytest
 
 from configs import avazu, common, criteo
-from experiments.common import cli
-from experiments.predict import __main__ as program
-from experiments.predict import loading
+from experiments.common import cli, formats, loading
+from experiments.predict import job
 from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.avazu import avazu_raw
@@ -68,19 +64,14 @@ def made_of(tmp_path_factory):
   return folder
 
 
-@contextlib.contextmanager
-def asked(run, **given):
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['tests'])
-  values = {'input': None, 'rows': None, 'output': None, 'data': None} | given
-  with flagsaver.flagsaver(**values):
-    yield
-
-
-def program_of(run, **given):
+def program_of(run, input=None, rows=None, output=None, data=None):
   """Calls the program; returns its exit code."""
-  with asked(run, **{key: str(value) for key, value in given.items()}):
-    return cli.guarded(program.main, run, kept='nothing')
+  named = (None if x is None else str(x) for x in (input, rows, output, data))
+  return cli.guarded(job.predict, run, *named)
+
+
+def new_examples(run, path):
+  return formats.new_examples(run.config.data, path)
 
 
 def unlabelled(lines):
@@ -106,7 +97,7 @@ def test_raw_examples_get_the_bits_of_the_evaluation(made_of, name, tmp_path):
   file = texts.write(tmp_path / 'labelled', LINES[HELD_OUT])
   bare = texts.write(tmp_path / 'bare', unlabelled(LINES[HELD_OUT]), True)
   for path, labels in (file, known.labels), (bare, None):
-    parts = list(loading.scored(loaded, loading.new_examples(loaded, path)))
+    parts = list(loading.scored(loaded, new_examples(loaded, path)))
     logits = np.concatenate([part.logits for part in parts])
     np.testing.assert_array_equal(logits, known.logits)
     assert (parts[0].labels is None) == (labels is None)
@@ -166,13 +157,13 @@ def test_rows_that_are_drawn_have_no_raw_examples(made_of, counted, tmp_path):
   assert arrays['ids'].tolist() == list(range(len(arrays['rows'])))
   file = texts.write(tmp_path / 'new', LINES[:3])
   with pytest.raises(UserError, match='vocabulary'):
-    next(loading.scored(bare, loading.new_examples(loaded, file)))
+    next(loading.scored(bare, new_examples(loaded, file)))
   for key, words in ('path', 'made-up clicks'), ('format', 'taobao'):
     config = smoke(**{'data.path': 'x', f'data.{key}': None})
     if key == 'format':
       config.data.format = 'taobao'
     with pytest.raises(UserError, match=words):
-      loading.new_examples(loaded._replace(config=config), file)
+      new_examples(loaded._replace(config=config), file)
 
 
 def test_hashed_ids_have_the_rows_that_were_packed(made_of):
@@ -190,7 +181,7 @@ def test_wrong_calls_end_in_a_sentence(
   load = loading.load
 
   def cached(folder, data, **how):
-    same = (folder, data) == (str(run), None)
+    same = (folder, data) == (run, None)
     return counted if same else load(folder, data, **how)
 
   monkeypatch.setattr(loading, 'load', cached)
@@ -199,10 +190,7 @@ def test_wrong_calls_end_in_a_sentence(
   bad = texts.write(tmp_path / 'bad', [*LINES[:200], 'no line'])
   (tmp_path / 'dir.csv').mkdir()
   (tmp_path / 'file').write_text('')
-  unfinished, unkept = tmp_path / 'unfinished', tmp_path / 'unkept'
-  for copy in unfinished, unkept:
-    shutil.copytree(run, copy)
-  (unfinished / 'summary.json').unlink()
+  unkept = shutil.copytree(run, tmp_path / 'unkept')
   shutil.rmtree(unkept / 'checkpoints')
   for folder, given, words in (
     (run, {}, '--input and --rows'),
@@ -215,8 +203,7 @@ def test_wrong_calls_end_in_a_sentence(
     (run, {'rows': 'C99', 'output': tmp_path / 'x.npz'}, 'C26'),
     (run, {'input': good, 'data': tmp_path / 'gone'}, 'gone'),
     (run, {'input': good, 'data': made_of / 'hashed'}, 'checkpoint'),
-    (tmp_path / 'none', {'input': good}, 'finished run'),
-    (unfinished, {'input': good}, 'summary.json'),
+    (tmp_path / 'none', {'input': good}, 'config.json'),
     (unkept, {'input': good}, 'keep_checkpoint'),
   ):
     given = {'output': output, **given}

@@ -1,6 +1,7 @@
 """Ids to rows: by count against a counter, by hash, and fitted by users."""
 
 import collections
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,19 +113,26 @@ def ids_of(draw):
   return [pl.Series(ids, dtype=dtype) for ids in [*chunks, others]]
 
 
-@given(ids_of(), st.integers(1, 3), st.integers(0, 3), st.integers(0, 4))
-def test_rows_are_ranks(case, min_count, hash_rows, more):
+@given(
+  ids_of(),
+  st.integers(1, 3),
+  st.integers(0, 3),
+  st.integers(0, 4),
+  st.sampled_from([1, 4, counted._AT_ONCE]),
+)
+def test_rows_are_ranks(case, min_count, hash_rows, more, at_once):
   *chunks, others = case
   counts = collections.Counter(i for chunk in chunks for i in chunk)
   # Of text, by its bytes: the order of Python's code points.
   kept = [i for i in counts if counts[i] >= min_count]
   kept = sorted(kept, key=lambda i: (-counts[i], i))[:more]
-  vocabulary = Vocabulary.fit(
-    iter(chunks),
-    min_count=min_count,
-    hash_rows=hash_rows,
-    max_size=1 + hash_rows + more,
-  )
+  with mock.patch.object(counted, '_AT_ONCE', at_once):
+    vocabulary = Vocabulary.fit(
+      iter(chunks),
+      min_count=min_count,
+      hash_rows=hash_rows,
+      max_size=1 + hash_rows + more,
+    )
   first = 1 + hash_rows
   assert vocabulary.size == first + len(kept)
   assert vocabulary.known.tolist() == kept
@@ -159,22 +167,6 @@ def test_unknown_ids_are_spread_over_their_rows():
   texts = Vocabulary.fit(['x'], hash_rows=100)
   rows = texts.rows([str(i) for i in range(20_000)])
   assert np.ptp(np.bincount(rows)[1:]) < 140
-
-
-def test_any_chunks_count_alike(monkeypatch):
-  ids = np.random.default_rng(0).zipf(1.3, 5000) % 700
-  whole = Vocabulary.fit(ids).known
-  np.testing.assert_array_equal(
-    Vocabulary.fit(ids.reshape(50, 100)).known, whole
-  )
-  for at_once in 1, 64, 10**6:
-    monkeypatch.setattr(counted, '_AT_ONCE', at_once)
-    pieces = np.split(ids, np.sort(np.arange(7) ** 4 % 5000))
-    np.testing.assert_array_equal(Vocabulary.fit(iter(pieces)).known, whole)
-    np.testing.assert_array_equal(Vocabulary.fit(pieces).known, whole)
-    frame = pl.DataFrame({'id': ids})
-    parts = (part['id'] for part in frame.iter_slices(300))
-    np.testing.assert_array_equal(Vocabulary.fit(parts).known, whole)
 
 
 def test_texts_of_one_hash_are_told_apart(monkeypatch):

@@ -33,7 +33,7 @@ def test_every_phase_has_its_time(measured):
 def test_the_step_is_the_real_one(measured):
   trainer, batches = measured
   before, update = int(trainer.state.step), trainer.update
-  assert budget.step_ms(trainer, batches) > 0
+  assert budget.real_step_ms(trainer, batches) > 0
   assert int(trainer.state.step) == before + STEPS
   assert trainer.update == update
 
@@ -47,18 +47,12 @@ def test_a_step_of_pinned_rows_starts_four_programs(measured):
 def test_rates_are_of_all_workers_with_and_without_a_step(measured):
   trainer, batches = measured
   state, update = trainer.state, trainer.update
-  lines = [*budget.rates(trainer, batches, [1, 2], 0.5)]
+  lines = [*budget.rates(trainer, batches, [1, 2], [0.0, 0.5])]
   pairs = [(line['workers'], line['step ms']) for line in lines]
   assert pairs == [(1, 0.0), (1, 0.5), (2, 0.0), (2, 0.5)]
   assert all(line['ms per batch'] > 0 < line['cpu ms'] for line in lines)
   assert trainer.state is state  # no step was computed
   assert trainer.update == update
-
-
-def test_unique_ids_are_timed_by_worker(measured):
-  lines = [*budget.unique_rates(*measured, [1, 2])]
-  assert [line['workers'] for line in lines] == [1, 2]
-  assert all(line['ms per batch'] > 0 for line in lines)
 
 
 def test_calls_within_calls_count_once():
@@ -73,4 +67,4 @@ def test_calls_within_calls_count_once():
     event(1, 15.0, 2.0),
     {'name': 'process_name', 'ph': 'M'},
   ]
-  assert budget._calls(events) == 3
+  assert budget.calls_of(events) == 3

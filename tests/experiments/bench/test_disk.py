@@ -1,10 +1,10 @@
-"""What a disk gives is measured on rows that all are on it."""
+"""The bench of disks, on few rows."""
 
 from experiments.bench import cold
 
 
 def test_every_figure_is_a_speed(tmp_path):
-  frame = list(cold.figures(1 << 16, 4, str(tmp_path)))
+  frame = list(cold.speeds(1 << 16, 4, str(tmp_path)))
   assert len(frame) == len(cold.THREADS) + 2
   assert all(line['rows/s'] > 0 for line in frame)
   assert not list(tmp_path.iterdir())

@@ -2,16 +2,11 @@
 
 import numpy as np
 
-from experiments.compare.grid import ANCHORS, Cell
-from experiments.compare.lines import PLAIN, Point, Run
+from experiments.compare.job import ANCHORS
+from experiments.compare.results import Cell, PLAIN, Point, Run
 
 SEEN = 100_000
 _LOST = {'random': 1.0, 'random_small': 0.9, 'stale': 1.3, 'negatives': 0.4}
-MACHINE = {
-  **{'command': 'python -m experiments.compare --own=x:<y>', 'cores': 2},
-  **{'date': '2026-11-22', 'cpu': 'A Processor', 'device': 'cpu'},
-  **{'jax': '0.10.2', 'python': '3.11.9'},
-}
 
 
 def cells(policies=ANCHORS, targets=(0.2, 0.4, 0.6)):

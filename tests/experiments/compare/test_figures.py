@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from experiments.compare.figures import figures_of, less_plain, seconds_to
-from experiments.compare.grid import Cell
-from experiments.compare.lines import PLAIN
-from experiments.pages import estimates
+from experiments.common import estimates
+from experiments.compare.figures import figures_of, mean_curve, seconds_to
+from experiments.compare.results import Cell, PLAIN
 from tests.experiments.compare import drawn
 
 P = 0.975
@@ -108,38 +107,44 @@ BY_HAND = by_hand(
 
 def test_losses_are_paired_and_laid_beside_those_of_random():
   plain, random, surprise = figures_of(BY_HAND, [])
-  assert plain.auc_lost is plain.of_random is plain.saved is None
-  assert plain.auc.mean == pytest.approx(0.81)
-  assert random.auc_lost.mean == pytest.approx(0.04)
-  assert random.auc_lost.high == pytest.approx(0.04)  # the same in both seeds
-  assert random.of_random.mean == pytest.approx(1)
+  assert 'AUC lost' not in plain
+  assert plain['AUC'].mean == pytest.approx(0.81)
+  assert random['AUC lost'][:3] == pytest.approx([0.04] * 3)  # in both seeds
   # With 800 examples random would have lost half of its 0.04.
-  assert surprise.auc_lost.mean == pytest.approx((0.01 + 0.03) / 2)
   half = quantile(2) * 0.02 / math.sqrt(2) / math.sqrt(2)
-  assert surprise.auc_lost.high == pytest.approx(0.02 + half)
-  assert surprise.of_random.mean == pytest.approx(0.02 / 0.02)
-  assert surprise.of_random_in_time.mean == pytest.approx(1)
-  assert surprise.of_random_log_loss.mean == pytest.approx(1)
-  assert surprise.against_random.mean == pytest.approx(0, abs=1e-12)
-  assert surprise.dropped.mean == pytest.approx(0.2)
-  assert surprise.saved.mean == pytest.approx(0.2)
-  assert surprise.saved_of_dropped.mean == pytest.approx(1)
+  assert surprise['AUC lost'].high == pytest.approx(0.02 + half)
+  expected = {
+    **{'AUC lost': 0.02, 'log loss added': 0.02, "over random's": 1},
+    **{
+      "over random's in equal seconds": 1,
+      "over random's in log loss": 1,
+      "AUC less random's": 0,
+    },
+    **{'dropped': 0.2, 'saved': 0.2, 'saved over dropped': 1},
+    **{'examples trained': 800, 'seconds': 80},
+  }
+  found = {key: surprise[key].mean for key in expected}
+  assert found == pytest.approx(expected, abs=1e-12)
+  assert random["over random's"].mean == pytest.approx(1)
 
 
-def test_without_random_or_plain_nothing_is_said_of_it():
-  plain, surprise = figures_of(by_hand((0, 0, 1000, 0.8), (2, 0, 9, 0.7)), [])
-  assert (plain.of_random, surprise.of_random) == (None, None)
+@pytest.mark.parametrize(
+  'runs',
+  [
+    by_hand((0, 0, 1000, 0.8), (2, 0, 9, 0.7)),  # without random
+    by_hand((0, 0, 1000, 0.8), (1, 0, 600, 0.7), (2, 0, 1000, 0.7)),
+    [run._replace(auc=math.nan) for run in BY_HAND],
+  ],
+)
+def test_a_share_of_randoms_loss_may_be_unknown(runs):
+  surprise = figures_of(runs, [])[-1]
+  assert surprise["over random's"] is None
+  assert surprise['log loss added'] is not None
+
+
+def test_a_seed_without_its_plain_run_is_ignored():
   assert figures_of(BY_HAND[1:3], []) == []
-  assert len(figures_of(BY_HAND[:5], [])) == 3  # a seed under way
-  equal = by_hand((0, 0, 1000, 0.8), (1, 0, 600, 0.7), (2, 0, 1000, 0.7))
-  assert figures_of(equal, [])[2].of_random is None
-
-
-def test_an_auc_that_is_not_known_is_none():
-  runs = [run._replace(auc=math.nan) for run in BY_HAND]
-  plain, _, surprise = figures_of(runs, [])
-  assert plain.auc is surprise.auc_lost is surprise.of_random is None
-  assert surprise.loss_gained is not None
+  assert [row['seeds'] for row in figures_of(BY_HAND[:5], [])] == [2, 2, 1]
 
 
 rises = st.lists(st.floats(0.01, 1), min_size=2, max_size=8)
@@ -161,7 +166,7 @@ def test_a_rising_curve_has_an_auc_where_it_crosses_it(steps, part, data):
   assert seconds_to([], 0.5) is seconds_to(points, math.nan) is None
 
 
-def test_who_learns_as_fast_on_fewer_examples_is_sooner_there():
+def test_a_policy_that_learns_faster_is_sooner_there():
   runs, curve = drawn.comparison(4, SMALL)
   faster = [
     point._replace(auc=point.auc + 0.1, seconds=point.seconds / 2)
@@ -169,15 +174,16 @@ def test_who_learns_as_fast_on_fewer_examples_is_sooner_there():
     else point
     for point in curve
   ]
-  plain, random, surprise = figures_of(runs, faster)
-  assert plain.reached == surprise.reached == 4
-  assert surprise.times_as_fast.mean > 2
-  assert surprise.times_as_fast.low <= surprise.times_as_fast.mean
-  assert random.reached < 4 or random.seconds_to > surprise.seconds_to
+  _, random, surprise = figures_of(runs, faster)
+  assert surprise['reached'] == '4 of 4'
+  assert surprise['times as fast'].mean > 2
+  assert surprise['seconds to reach'].mean < 1
+  assert random['reached'] < '4'
 
 
-def test_a_mean_curve_ends_at_nothing_lost_by_the_plain_run():
+def test_a_mean_curve_ends_where_the_plain_run_ends():
   runs, curve = drawn.comparison(3, SMALL)
-  line = less_plain(runs, curve, Cell(PLAIN, 0.0), lambda p: p.examples_seen)
+  line = mean_curve(runs, curve, Cell(PLAIN, 0.0), 'examples_seen')
   assert len(line) == 10
   assert line[-1] == pytest.approx((drawn.SEEN, 0))
+  assert mean_curve(runs, curve[:5], SMALL[1], 'seconds') == []

@@ -1,0 +1,103 @@
+"""Times the scores of an export, from memory and from an SSD."""
+
+from collections.abc import Iterator
+import itertools
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from experiments.bench.contest import seconds_of
+from experiments.common import build, datasets, record
+from slip_serve import Query, Scorer
+from slipstream_jax.data.source import Dataset
+
+
+def measure(
+  run: pathlib.Path,
+  export: pathlib.Path,
+  batch_size: int,
+  cache: float,
+  warm: int,
+  size: int,
+  turns: int,
+) -> dict[str, Any]:
+  """Returns the figures of an export of a run.
+
+  Args:
+    run: folder of the run, whose data queries are made of.
+    export: folder of its export.
+    batch_size: examples of a query.
+    cache: share of the rows in memory.
+    warm: queries before any is timed.
+    size: queries of a turn.
+    turns: of each way.
+
+  Raises:
+    UserError: there is no such export, or the run's data are gone.
+  """
+  config = record.config_of(run)
+  data = datasets.dataset(config)
+  first_rows, _ = build.tables(config, data).column_rows
+  queries = _queries(data, batch_size, first_rows)
+  with (
+    Scorer(export, 'dram', check=False) as dram,
+    Scorer(export, 'ssd', cache, check=False) as alone,
+    Scorer(export, 'ssd', cache, check=False) as ahead,
+  ):
+    for query in itertools.islice(queries, warm):
+      alone.warm([query])
+      ahead.warm([query])
+    query = next(queries)
+    scored = [alone.logits(query), *ahead.stream([query])]
+    same = all(np.array_equal(dram.logits(query), one) for one in scored)
+    ways = {
+      'ssd': lambda turn: [alone.logits(one) for one in turn],
+      'dram': lambda turn: [dram.logits(one) for one in turn],
+      'ssd_ahead': lambda turn: [*ahead.stream(turn)],
+      'dram_ahead': lambda turn: [*dram.stream(turn)],
+    }
+    before = _counts(ahead)
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(turns):
+      turn = [*itertools.islice(queries, size)]
+      at = number % len(ways)
+      for name in [*ways][at:] + [*ways][:at]:
+        rates[name].append(size / seconds_of(ways[name], turn))
+    lookups, rows, hits, nbytes = _counts(ahead) - before
+
+  def ratio(one: str, other: str) -> float:
+    return float(np.median(np.divide(rates[one], rates[other])))
+
+  return {
+    'data': data.name,
+    'examples of a query': batch_size,
+    **{f'queries/s, {way}': float(np.median(rates[way])) for way in ways},
+    'ratio ssd/dram': ratio('ssd', 'dram'),
+    'ratio ssd_ahead/dram': ratio('ssd_ahead', 'dram'),
+    'ratio ssd_ahead/dram_ahead': ratio('ssd_ahead', 'dram_ahead'),
+    'hit rate': float(hits / max(rows, 1)),
+    'unique rows of a query': float(rows / (turns * size)),
+    'of them read': round((rows - hits) / (turns * size)),
+    'disk bytes of a lookup': float(nbytes / max(lookups, 1)),
+    'same bits': same,
+  }
+
+
+def _queries(
+  data: Dataset, batch_size: int, first_rows: np.ndarray
+) -> Iterator[Query]:
+  for batch in data.train(batch_size):
+    rows = batch.lookups.reshape(len(batch.lookups), -1).astype(np.int64)
+    weights = batch.lookup_weights
+    if weights is not None:
+      weights = weights.reshape(rows.shape)
+    yield Query(batch.dense, np.where(rows < 0, -1, rows - first_rows), weights)
+
+
+def _counts(scorer: Scorer) -> np.ndarray:
+  """Returns lookups, unique rows, those in memory, and bytes read so far."""
+  stats = scorer.stats
+  hits = (stats.hit_rate or 0) * stats.unique_rows
+  nbytes = stats.bytes_per_lookup * stats.lookups
+  return np.array([stats.lookups, stats.unique_rows, hits, nbytes])

@@ -1,1 +1,0 @@
-"""Scorers that were tried and are not in the package."""

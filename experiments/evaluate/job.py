@@ -1,0 +1,91 @@
+"""Computes the metrics of a run on examples that it was not trained on."""
+
+import pathlib
+import time
+from typing import Any
+
+import ml_collections
+
+from experiments.common import formats, interrupts, loading, record, report
+from experiments.common.loading import LoadedRun
+from slipstream_jax.errors import UserError
+from slipstream_jax.training import evaluate, metrics
+
+
+def write_metrics(
+  config: ml_collections.ConfigDict | None,
+  folder: pathlib.Path,
+  path: str | None = None,
+  output: str | None = None,
+  data_path: str | None = None,
+  step: int | None = None,
+) -> None:
+  """Evaluates a run, prints its metrics, and writes them to `output`, if any.
+
+  The arguments but `output` are those of `loading.load` and `evaluation`.
+
+  Raises:
+    UserError: as those do, or the output cannot be written.
+  """
+  screen = report.console()
+  tell = report.teller(screen)
+  run = loading.load(folder, data_path, config, step, tell)
+  values = evaluation(run, path)
+  screen.print(report.facts(values))
+  if output is not None:
+    try:
+      record.write_json(pathlib.Path(output), values)
+    except OSError as error:
+      raise UserError(
+        'metrics need a file that can be written',
+        got=f'{output}: {error.strerror}',
+        where='--output',
+        hint='give one in a folder that exists, on a disk with room',
+      ) from error
+    tell(f'written to {output}')
+
+
+def evaluation(run: LoadedRun, path: str | None = None) -> dict[str, Any]:
+  """Returns the metrics of a run on examples with labels.
+
+  Args:
+    run: the run.
+    path: file of the examples. None: the held-out ones.
+
+  Raises:
+    UserError: examples cannot be scored or have no label.
+  """
+  began = time.monotonic()
+  if path is None:
+    source = interrupts.Checked(run.data.test(run.config.eval.batch_size))
+    numbers = evaluate.evaluate(run.trainer, source)
+  else:
+    scored = []
+    raw = formats.new_examples(run.config.data, path)
+    for part in loading.scored(run, raw):
+      interrupts.check()
+      if part.labels is None:
+        raise UserError(
+          'evaluation needs labels',
+          got='examples without any',
+          where=path,
+          hint='score them with python -m experiments.predict',
+        )
+      scored.append(part)
+    if not any(len(part.logits) for part in scored):
+      raise UserError(
+        'there must be an example to evaluate',
+        got='none',
+        where=path,
+        hint='give a file with more than a header',
+      )
+    numbers = metrics.compute(metrics.merge(scored))
+  seconds = time.monotonic() - began
+  values = numbers._asdict()
+  del values['heads']  # the shipped models have one
+  return {
+    'data': run.data.name if path is None else path,
+    'steps_trained': run.step,
+    **values,
+    'examples_per_s': numbers.examples / max(seconds, 1e-9),
+  }

@@ -1,0 +1,159 @@
+"""Scores a file of examples, or writes the rows of a table with their ids."""
+
+from collections.abc import Iterator
+import contextlib
+import pathlib
+import time
+from typing import Any, BinaryIO
+
+import numpy as np
+import polars as pl
+from rich.console import Console
+
+from experiments.common import formats, loading, report
+from experiments.common.loading import LoadedRun
+from experiments.common.progress import Bar
+from experiments.common.workdir import made_folder
+from slipstream_jax.errors import UserError
+from slipstream_jax.files import written
+from slipstream_jax.formats.base import Chunk, Part, RawData
+from slipstream_jax.training import metrics
+from slipstream_jax.training.metrics import Predictions
+
+
+def predict(
+  folder: pathlib.Path,
+  examples: str | None = None,
+  table: str | None = None,
+  output: str | None = None,
+  data_path: str | None = None,
+  step: int | None = None,
+) -> None:
+  """Scores a file of examples, or writes the rows of a table.
+
+  Args:
+    folder: of the run.
+    examples: the file to score.
+    table: the table whose rows are written. Give this or `examples`.
+    output: the file to write. None: predictions.csv, or TABLE.npz.
+    data_path: where the run's data are now. None: where they were.
+    step: of the checkpoint. None: the newest.
+
+  Raises:
+    UserError: see the program.
+  """
+  if (examples is None) == (table is None):
+    raise UserError(
+      'one of --input and --rows must be given',
+      got='none of them' if examples is None else 'both',
+      where='command line',
+      hint='see --help',
+    )
+  suffixes = ['.csv', '.npy'] if table is None else ['.npz']
+  default = 'predictions.csv' if table is None else f'{table}.npz'
+  path = pathlib.Path(output or default)
+  if path.suffix not in suffixes or path.is_dir():
+    raise UserError(
+      f'the output must be a file that ends with {" or ".join(suffixes)}',
+      got=path,
+      where='--output',
+      hint='give it such a name',
+    )
+  screen = report.console()
+  tell = report.teller(screen)
+  run = loading.load(folder, data_path, step=step, tell=tell)
+  if examples is not None:
+    _score(screen, run, examples, path)
+  elif table is not None:
+    arrays: dict[str, Any] = loading.rows_of(run, table)
+    with _file(path) as file:
+      np.savez(file, **arrays)
+    rows, dim = arrays['rows'].shape
+    tell(f'{rows:,} rows of {table}, dim {dim}, after step {run.step:,}')
+  tell(f'written to {path}')
+
+
+def _score(
+  screen: Console, run: LoadedRun, name: str, path: pathlib.Path
+) -> None:
+  raw = formats.new_examples(run.config.data, name)
+  began = time.monotonic()
+  scored: list[Predictions] = []
+  with _file(path) as file:
+    for part in _shown(screen, run, raw):
+      if path.suffix == '.csv':
+        _write_lines(file, part, first=not scored)
+      scored.append(part)
+    whole = metrics.merge(scored)
+    if not len(whole.logits):
+      raise UserError(
+        'there must be an example to score',
+        got='none',
+        where=name,
+        hint='give a file with more than a header',
+      )
+    if path.suffix == '.npy':
+      np.save(file, _probabilities(whole))
+  seconds = max(time.monotonic() - began, 1e-9)
+  facts = {
+    'steps trained': run.step,
+    'examples': len(whole.logits),
+    'examples_per_s': len(whole.logits) / seconds,
+    'mean probability': float(_probabilities(whole).mean(dtype=np.float64)),
+  }
+  if whole.labels is not None:
+    numbers = metrics.compute(whole)
+    for fact in ('auc', 'log_loss', 'accuracy', 'calibration'):
+      facts[fact] = getattr(numbers, fact)
+  screen.print(report.facts(facts))
+
+
+def _shown(
+  screen: Console, run: LoadedRun, raw: RawData
+) -> Iterator[Predictions]:
+  """Yields the scores, and shows how much of the file was read."""
+  read = [0] * len(raw.parts)
+
+  def watched(number: int, part: Part) -> Part:
+    def chunks() -> Iterator[tuple[Chunk, int]]:
+      for chunk, nbytes in part.chunks():
+        read[number] = nbytes
+        yield chunk, nbytes
+
+    return part._replace(chunks=chunks)
+
+  parts = tuple(watched(*item) for item in enumerate(raw.parts))
+  total, examples = sum(part.size for part in parts), 0
+  with Bar(screen, total or None, '%') as bar:
+    for part in loading.scored(run, raw._replace(parts=parts)):
+      yield part
+      examples += len(part.logits)
+      bar.show(sum(read), f'{examples:,} examples')
+
+
+def _write_lines(file: BinaryIO, part: Predictions, first: bool) -> None:
+  """Writes CSV with the shortest decimals that are read as the same f32."""
+  values = _probabilities(part)
+  columns = {'probability': values}
+  if values.ndim > 1:
+    columns = {f'probability_{t}': x for t, x in enumerate(values.T)}
+  pl.DataFrame(columns).write_csv(file, include_header=first)
+
+
+def _probabilities(part: Predictions) -> np.ndarray:
+  return metrics.probabilities(part.logits.astype(np.float64)).astype('f4')
+
+
+@contextlib.contextmanager
+def _file(path: pathlib.Path) -> Iterator[BinaryIO]:
+  """Opens the output, which exists once it is whole."""
+  try:
+    with made_folder(str(path.parent), '--output'), written(path) as file:
+      yield file
+  except OSError as error:
+    raise UserError(
+      'predictions need a file that can be written',
+      got=f'{path}: {error.strerror}',
+      where='--output',
+      hint='give one on a disk with room',
+    ) from error

@@ -1,0 +1,350 @@
+"""Judges placements on a sample, and trains with the one it recommends."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import os
+import pathlib
+import re
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from rich.table import Table
+
+from experiments.common import (
+  build,
+  datasets,
+  page,
+  record,
+  report,
+)
+from experiments.common.progress import Bar
+from experiments.profile.predictions import (
+  Need,
+  predict,
+  Prediction,
+  recommend,
+  Sample,
+  Tiers,
+  tiers_of,
+)
+from slipstream_jax.data.profile import row_uses
+from slipstream_jax.data.source import BatchSource, Dataset
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement.sizing import (
+  capacity_grid,
+  Curve,
+  lru_curve,
+  static_curve,
+)
+from slipstream_jax.selection.hot import hot_rows, popular_rows
+from slipstream_jax.store.host_table import unique_rows
+from slipstream_jax.training.compiled import compiled_of
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer_parts import planned
+from slipstream_jax.types import Lookups
+
+_FOLLOWED = 2_000_000  # rows: curves follow a sample of more
+_MARKS = {'lru': ('s', 'c0'), 'lfu': ('^', 'c2'), 'look_ahead': ('o', 'c1')}
+_TABLES_SHOWN = 6
+
+
+def profile(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  steps: int,
+  check_steps: int,
+  device_bytes: int,
+  host_bytes: int,
+) -> None:
+  """Writes profile.json and hit_rate.png, and prints what it recommends.
+
+  Args:
+    config: the config of the run to be, without skipping.
+    workdir: where to write.
+    steps: batches to judge placements on.
+    check_steps: steps to train with the recommended placement.
+    device_bytes: device memory to use.
+    host_bytes: host memory to use.
+
+  Raises:
+    UserError: bad settings or data, or a device that is too small.
+  """
+  screen = report.console()
+  data = datasets.dataset(config)
+  recipe = build.recipe(config, data, steps=1 << 20)
+  need = _needs(recipe, data)
+  screen.print(data.name, highlight=False)
+  with Bar(screen, None, 'batch', 'sampling') as bar:
+    sample = _sample(config, data, need.num_rows, steps, bar)
+    bar.begin('hit rates', 1, 'curve')
+    lru, pinned = _curves(sample, recipe.tables.offsets)
+    bar.begin('placements', unit='placement')
+    predictions = []
+    for prediction in predict(sample, need, device_bytes):
+      predictions.append(prediction)
+      bar.show(len(predictions), f'{prediction.placement} {prediction.policy}')
+  picked = recommend(predictions, device_bytes)
+  tiers = tiers_of(picked, need, lru, host_bytes)
+  screen.print(table(predictions, picked, device_bytes))
+  screen.print(
+    f'for {report.size(device_bytes)} of device memory: '
+    f'{_keys(picked, tiers, need.row, sample.look_ahead)}\n'
+    f'which moves {report.size(picked.bytes_moved)} per step in the long run '
+    f'and keeps {report.size(picked.device_bytes)} on the device',
+    highlight=False,
+  )
+  if tiers.disk_bytes:
+    title = f'on a disk: {tiers.rows_read:,.0f} rows read per step'
+    rows = _tier_rows(tiers, data.sizes, lru.lookups)
+    screen.print(report.table(title, rows))
+  drawn = _drawn(lru, pinned, predictions, [*data.sizes], sample.largest)
+  drawn.savefig(workdir / 'hit_rate.png', dpi=130)
+  figures: dict[str, Any] = {
+    'data': data.name,
+    'batch_size': config.data.batch_size,
+    'steps': len(sample.batches),
+    'device_bytes': device_bytes,
+    'predictions': [p._asdict() for p in predictions],
+    'recommended': picked._asdict(),
+    'tiers': tiers._asdict(),
+  }
+  if check_steps:
+    with Bar(screen, check_steps, 'step', 'training') as bar:
+      outcome = _check(config, data, picked, sample, check_steps, bar)
+    screen.print(outcome_table(picked, outcome))
+    figures['outcome'] = outcome
+  record.write_json(workdir / 'profile.json', figures)
+  screen.print(f'wrote {workdir}/profile.json and hit_rate.png')
+
+
+def device_budget(given: int | None) -> int:
+  """Returns the device memory to use: `given` or 4/5 of the device, in bytes.
+
+  A gigabyte if the device does not tell, as a CPU.
+  """
+  if given is not None:
+    return given
+  memory = jax.devices()[0].memory_stats() or {}
+  limit = memory.get('bytes_limit')
+  return 1 << 30 if limit is None else int(0.8 * limit)
+
+
+def host_budget(given: int | None) -> int:
+  """Returns the host memory to use: `given` or 4/5 of what is available."""
+  if given is not None:
+    return given
+  facts = pathlib.Path('/proc/meminfo')
+  text = facts.read_text() if facts.exists() else ''
+  free = re.search(r'MemAvailable: +(\d+) kB', text)
+  pages = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  return int(0.8 * (1024 * int(free[1]) if free else pages))
+
+
+def _needs(recipe: Recipe, data: Dataset) -> Need:
+  programs = compiled_of(recipe)
+  state = programs.init_state(data.dense_features, 0)
+  (size,) = programs.row_bytes  # data sets of files make one group
+  dense = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+  return Need(size, dense, recipe.tables.num_rows)
+
+
+def _sample(
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  num_rows: int,
+  steps: int,
+  bar: Bar,
+) -> Sample:
+  """Learns popularity from one part of a sample, and keeps another to judge on.
+
+  Raises:
+    UserError: the data is too short for both.
+  """
+  size = config.data.batch_size
+  known = max(steps, config.hot.profile_examples // size)
+  if data.train_examples is not None:
+    half = data.train_examples // size // 2
+    steps, known = min(steps, half), min(known, half)
+  if steps < 1:
+    raise UserError(
+      'a profile needs at least two batches',
+      got=f'{data.train_examples:,} examples in batches of {size}',
+      where='config.data.batch_size',
+      hint='set a smaller batch size, or give more examples',
+    )
+  source = (data.profile or data.train)(size)
+  bar.begin('sampling', known + steps)
+  lookups = _shown(source, bar)
+  counts = row_uses(itertools.islice(lookups, known), num_rows)
+  popular = hot_rows(popular_rows(counts, num_rows, 1), num_rows)
+  judged = list(itertools.islice(lookups, steps))
+  source.close()
+  return Sample(
+    [unique_rows(batch, num_rows, popular) for batch in judged],
+    popular,
+    config.cache.look_ahead_batches,
+    0 if data.profile else known,
+  )
+
+
+def _shown(source: BatchSource, bar: Bar) -> Iterator[Lookups]:
+  for number, batch in enumerate(source):
+    yield batch.lookups
+    bar.show(number + 1)
+
+
+def _curves(sample: Sample, starts: np.ndarray) -> tuple[Curve, Curve]:
+  """Returns the curves of LRU, and of the most popular rows."""
+  grid = capacity_grid(int(starts[-1]))
+  rate = min(1.0, _FOLLOWED / max(len(sample.popular.rows), 1))
+  batches, popular = sample.batches, sample.popular
+  return (
+    lru_curve(batches, starts, grid, first=popular.rows, sample_rate=rate),
+    static_curve(batches, starts, grid, popular),
+  )
+
+
+def _check(
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  picked: Prediction,
+  sample: Sample,
+  steps: int,
+  bar: Bar,
+) -> dict[str, float]:
+  """Trains with the recommended placement and returns means per step."""
+  config = config.copy_and_resolve_references()
+  config.placement = picked.placement
+  config.cache.capacity = float(picked.rows)
+  config.cache.eviction = picked.policy or config.cache.eviction
+  recipe = build.recipe(config, data, steps=1 << 20)
+  kept = sample.popular.rows[: max(picked.rows, 1)]
+  hot = hot_rows(kept, recipe.tables.num_rows)
+  trainer = build.trainer(config, data, recipe, hot)
+  before = trainer.engine.counters  # what was moved to begin with
+  size = config.data.batch_size
+  source = data.train(size)
+  for _ in range(sample.first):  # popularity was learned from these
+    next(source)
+  with planned(
+    trainer, source, config.prefetch_batches, config.workers
+  ) as batches:
+    for number, at in enumerate(train(trainer, batches, steps)):
+      bar.show(number + 1, f'loss {at.loss:.4f}')
+  jax.block_until_ready(trainer.state)
+  after = trainer.engine.counters
+  steps = after.examples_seen // size  # as a source may end early
+  return {
+    'steps': steps,
+    'hit_rate': after.hits / after.lookups,
+    'rows_loaded': (after.rows_loaded - before.rows_loaded) / steps,
+    'rows_stored': (after.rows_stored - before.rows_stored) / steps,
+    'device_bytes': sum(array.nbytes for array in jax.live_arrays()),
+  }
+
+
+def table(
+  predictions: Sequence[Prediction], picked: Prediction, budget: int
+) -> Table:
+  """Returns the predictions. What does not fit is dim, `picked` is bold."""
+  styles = [
+    'dim' if p.device_bytes > budget else 'bold' if p == picked else None
+    for p in predictions
+  ]
+  title = (
+    'predicted: rows that the device keeps; per step, lookups that hit, rows '
+    'loaded and stored, bytes moved; bytes on device and host'
+  )
+  headings = {
+    **{'hit_rate': 'hits', 'rows_loaded': 'loaded', 'rows_stored': 'stored'},
+    **{'bytes_moved': 'moved', 'device_bytes': 'device', 'host_bytes': 'host'},
+  }
+  rows = [p._asdict() for p in predictions]
+  return report.table(title, rows, styles, headings)
+
+
+def outcome_table(picked: Prediction, outcome: Mapping[str, float]) -> Table:
+  """Returns the prediction of `picked` beside the outcome."""
+  rows = [
+    {
+      'per step': key.replace('_', ' '),
+      'predicted': report.text(key, predicted),
+      'outcome': report.text(key, outcome[key]),
+      'outcome / predicted': outcome[key] / predicted if predicted else None,
+    }
+    for key, predicted in picked._asdict().items()
+    if key in outcome
+  ]
+  return report.table(f'{outcome["steps"]} steps of training', rows)
+
+
+def _keys(
+  picked: Prediction, tiers: Tiers, row_bytes: int, look_ahead: int
+) -> str:
+  """Returns what a command line says for a placement and the store below it."""
+  keys: dict[str, Any] = {'placement': picked.placement}
+  if picked.placement == 'cached':
+    keys |= {'cache.capacity': picked.rows, 'cache.eviction': picked.policy}
+  if picked.policy == 'look_ahead':
+    keys['cache.look_ahead_batches'] = look_ahead
+  if picked.placement == 'pinned':
+    keys['hot.bytes'] = picked.rows * row_bytes
+  keys |= {'skip.mode': 'off', 'store.kind': tiers.store}  # skipping moves more
+  if tiers.store == 'tiered':
+    keys['store.dram_bytes'] = tiers.dram_bytes
+  if tiers.disk_bytes:
+    keys['store.path'] = 'FOLDER'
+  return ' '.join(f'--config.{key}={value}' for key, value in keys.items())
+
+
+def _tier_rows(
+  tiers: Tiers, sizes: Mapping[str, int], lookups: np.ndarray
+) -> list[dict[str, Any]]:
+  """Returns a row for each of the tables that ask the lower tiers most."""
+  missed = lookups * (1 - np.array(tiers.shares['device']))
+  return [
+    {'table': [*sizes][t], 'rows': [*sizes.values()][t]}
+    | {f'share of {tier}': parts[t] for tier, parts in tiers.shares.items()}
+    for t in np.argsort(-missed, kind='stable')[:8]
+  ]
+
+
+def _drawn(
+  lru: Curve,
+  pinned: Curve,
+  predictions: Sequence[Prediction],
+  names: Sequence[str],
+  largest: int,
+) -> Any:
+  """Draws hit rate against capacity, of all tables and of the busiest ones."""
+  figure, (left, right) = page.figure(4.4, width=11, ncols=2, sharey=True)
+  ink, muted = page.color('ink'), page.color('muted')
+  left.plot(lru.capacities, 100 * lru.hit_rate, color=ink, label='LRU')
+  rate = 100 * pinned.hit_rate
+  left.plot(
+    pinned.capacities, rate, '--', color=ink, label='most popular, pinned'
+  )
+  for policy, (mark, color) in _MARKS.items():
+    points = [p for p in predictions if p.policy == policy]
+    xs, ys = [p.rows for p in points], [100 * p.hit_rate for p in points]
+    look = {'color': page.color(color), 'fillstyle': 'none'}
+    left.plot(xs, ys, mark, label=f'cached, {policy} (planned)', **look)
+  missed = lru.lookups - lru.hits[:, len(lru.capacities) // 2]
+  busiest = np.argsort(-missed)[:_TABLES_SHOWN]
+  for number, t in enumerate(busiest):
+    rate = 100 * lru.hits[t] / max(lru.lookups[t], 1)
+    color = page.color(number)
+    right.plot(lru.capacities, rate, color=color, label=names[t])
+  left.set(title='all tables', ylabel='lookups found on the device, %')
+  right.set(title=f'the {len(busiest)} tables that miss most, LRU')
+  for axis in (left, right):
+    label = 'less than a batch' if axis is left else None
+    edges = lru.capacities[0], largest
+    axis.axvspan(*edges, color=muted, alpha=0.15, linewidth=0, label=label)
+    page.log_axis(axis.xaxis)
+    axis.set(xlabel='rows that the device keeps', ylim=(0, 101))
+    axis.legend(frameon=False, fontsize=8, loc='lower right')
+  return figure

@@ -1,0 +1,188 @@
+"""Runs a reproduction: one job after the other, each saved at once."""
+
+import pathlib
+import resource
+import time
+
+from rich.console import Console
+
+from experiments.common import interrupts, machine, report
+from experiments.common.compiling import compiled
+from experiments.common.errors import in_config
+from experiments.common.progress import Bar
+from experiments.common.workdir import writable
+from experiments.reproduce import models
+from experiments.reproduce.cases import Asked, Cases, facts_of
+from experiments.reproduce.grid import jobs_of
+from experiments.reproduce.groups import models_of
+from experiments.reproduce.phases import BATCHES
+from experiments.reproduce.report import overview, write
+from experiments.reproduce.results import Job, Results, Row
+from experiments.reproduce.runs import rows_of
+from slipstream_jax.errors import choose, UserError
+
+_SAME = ('scale', 'data', 'drop')
+"""What a reproduction is continued with. Models and seeds may be added."""
+
+
+def reproduce(asked: Asked, workdir: pathlib.Path, again: str) -> None:
+  """Runs the jobs that are not finished, and writes the report.
+
+  Args:
+    asked: what to run.
+    workdir: folder of the results.
+    again: the command that continues with them.
+
+  Raises:
+    UserError: invalid settings, or a folder with something else.
+    KeyboardInterrupt: a signal came. Finished jobs are kept.
+  """
+  _check(asked)
+  compiled()  # starts counting
+  screen = report.console()
+  results = _opened(writable(str(workdir), '--workdir'), asked, again)
+  jobs = jobs_of(asked.models, range(asked.seeds))
+  todo = [job for job in jobs if not results.has(job)]
+  screen.print(
+    f'{len(todo)} of {len(jobs)} runs to do, in {workdir}', highlight=False
+  )
+  results.save()
+  # A signal waits for the end of a step, and then for the page.
+  with interrupts.gently():
+    try:
+      _run_all(screen, asked, results, todo)
+    except KeyboardInterrupt:
+      write(results)
+      finished = sum(map(results.has, jobs))
+      raise KeyboardInterrupt(
+        f'{finished} of {len(jobs)} runs are finished, and this continues: '
+        f'{again}'
+      ) from None
+    for model in models_of(results):
+      if rows := overview(model):
+        title = f'{model.name}: time and bytes over those of Slipstream'
+        screen.print(report.table(title, rows))
+    write(results)
+    minutes = results.setting['minutes']
+    screen.print(
+      f'written to {workdir}, in {minutes:.1f} minutes', highlight=False
+    )
+
+
+def _check(asked: Asked) -> None:
+  for name in asked.models:
+    choose(models.MODELS, name, '--models')
+  choose(dict.fromkeys(models.SCALES), asked.scale, '--scale')
+  if not asked.models:
+    raise UserError(
+      'a reproduction needs a model',
+      got='none',
+      where='--models',
+      hint=f'name some of {", ".join(models.MODELS)}',
+    )
+  if not 0 <= asked.drop <= 1:
+    raise UserError(
+      'a drop target must be a share in [0, 1]',
+      got=asked.drop,
+      where='--drop',
+      hint='the published one is 0.3',
+    )
+  models.path_of(asked.models[0], asked.data)
+
+
+def _opened(folder: pathlib.Path, asked: Asked, again: str) -> Results:
+  """Opens a new folder, or one to continue with."""
+  results = Results(folder)
+  old = results.setting
+  if not old and any(folder.iterdir()):
+    raise UserError(
+      'a reproduction needs a new or empty folder, or one to continue with',
+      got=folder,
+      where='--workdir',
+      hint='name another one',
+    )
+  new = asked._asdict()
+  for name in _SAME if old else ():
+    if old.get(name) != new[name]:
+      raise UserError(
+        f'a reproduction continues with its --{name}, {old.get(name)}',
+        got=new[name],
+        where=f'--{name}',
+        hint='use the settings it was started with, or another --workdir',
+      )
+  results.setting = {
+    **machine.here(again),
+    **{name: new[name] for name in (*_SAME, 'seeds')},
+    'models': dict(old.get('models', {})),
+    'minutes': old.get('minutes', 0.0),
+    'peak_memory_bytes': old.get('peak_memory_bytes', 0),
+  }
+  return results
+
+
+def _run_all(
+  screen: Console, asked: Asked, results: Results, todo: list[Job]
+) -> None:
+  setting, cases = results.setting, Cases(asked)
+  minutes, started = setting['minutes'], time.monotonic()
+  batches = [_batches(job, asked.scale) for job in todo]
+  with Bar(screen, sum(batches), 'batch') as bar:
+    for number, job in enumerate(todo):
+      rows = _rows(screen, results, cases, job, bar, sum(batches[:number]))
+      peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+      setting['peak_memory_bytes'] = max(setting['peak_memory_bytes'], peak)
+      setting['minutes'] = minutes + (time.monotonic() - started) / 60
+      results.add(rows)
+
+
+def _batches(job: Job, scale: str) -> int:
+  """Returns about as many batches as a job trains."""
+  steps = models.steps_of(job.model, scale)
+  few = {'phase': min(steps, BATCHES), 'skew': 1}
+  return few.get(job.kind, 1 if job.variant == 'none' else steps)
+
+
+def _rows(
+  screen: Console,
+  results: Results,
+  cases: Cases,
+  job: Job,
+  bar: Bar,
+  before: int,
+) -> list[Row]:
+  """Runs a job. One that fails says so, and the others go on."""
+  words = [job.model, job.kind, f'seed {job.seed}']
+  if job.kind in ('run', 'phase'):
+    words[1] = job.system + ('' if job.skip == 'off' else f' {job.skip}')
+  bar.show(before, phase=' '.join(words))
+
+  def tell(batches: int) -> None:
+    interrupts.check()
+    bar.show(before + batches)
+
+  try:
+    interrupts.check()
+    case = cases.of(job.model, job.seed)
+    results.setting['models'].setdefault(job.model, facts_of(case))
+    rows = rows_of(job, case, results.rows, tell)
+  except Exception as error:
+    status = _sentence(error)
+    screen.print(f'{" ".join(words)} failed: {status}')
+    return [{**job._asdict(), 'status': status}] if job.kind == 'run' else []
+  if job.kind == 'run':
+    run = rows[-1]
+    assert run['status'] == 'ok'
+    screen.print(
+      f'{" ".join(words)}: {run["examples_trained"]:,} examples in '
+      f'{run["seconds"]:.1f} s, AUC {report.auc(run["auc"])}',
+      highlight=False,
+    )
+  return rows
+
+
+def _sentence(error: Exception) -> str:
+  """Returns what failed, in one line."""
+  if isinstance(error, UserError):
+    return ' '.join(str(in_config(error)).split())
+  words = ' '.join(str(error).split()) or 'without a message'
+  return f'{type(error).__name__}: {words[:300]}'

@@ -1,1 +1,0 @@
-"""One thing to run, and what it leaves: cells, phases, curves."""

@@ -1,0 +1,215 @@
+"""Measures the phases of a batch under a system, one after the other.
+
+Nothing overlaps here, so the phases of a batch take longer in all than a batch
+in training. Times are medians. A system with two kinds of steps has a median
+for each, weighted by how often it comes.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from experiments.common import build
+from experiments.common.meter import now
+from experiments.reproduce.cases import Case, trainer_of
+from experiments.reproduce.models import configured
+from slipstream_jax.engine import apply
+from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
+from slipstream_jax.engine.planner import PlannedBatch
+from slipstream_jax.store.host_table import unique_rows_of
+from slipstream_jax.training.loop import on_device, score_held_out
+from slipstream_jax.training.trainer_parts import TrainerParts
+
+BATCHES = 8
+"""On which the phases of a system are measured."""
+
+
+class Stopwatch:
+  """Collects the milliseconds of phases, by the kind of their step."""
+
+  def __init__(self) -> None:
+    self._ms: dict[tuple[str, str], list[float]] = {}
+
+  def timed(self, phase: str, kind: str, call: Callable[[], Any]) -> Any:
+    """Returns the result of `call` once it is computed."""
+    started = now()
+    result = jax.block_until_ready(call())
+    spent = 1e3 * (now() - started)
+    self._ms.setdefault((phase, kind), []).append(spent)
+    return result
+
+  def per_batch(self, batches: int) -> dict[str, float]:
+    """Returns the milliseconds of each phase per batch."""
+    totals: dict[str, float] = {}
+    for (phase, _), ms in self._ms.items():
+      total = float(np.median(ms)) * len(ms) / batches
+      totals[phase] = totals.get(phase, 0.0) + total
+    return totals
+
+
+def phases_of(case: Case, system: str) -> dict[str, float]:
+  """Returns the ms per batch of each phase, under a system without skipping.
+
+  Raises:
+    UserError: invalid settings.
+  """
+  config = configured(case.config, system, 'off')
+  config.prefetch_batches = 0  # one thread does everything
+  _timed_steps(case, config)  # compiles
+  watch, swaps, steps = _timed_steps(case, config)
+  ms = watch.per_batch(steps)
+  ms['plan'] = max(0.0, ms.pop('next') - ms['unique'])
+  if swaps:  # a run has as many, as they are shares of its batches
+    ms['sync'] *= steps / case.steps
+  return ms
+
+
+def _timed_steps(
+  case: Case, config: ml_collections.ConfigDict
+) -> tuple[Stopwatch, int, int]:
+  """Times some steps. Returns the watch, the number of swaps and of steps."""
+  count = min(BATCHES, case.steps)
+  trainer = trainer_of(case, config)
+  watch, swaps, steps = Stopwatch(), 0, 0
+  source = case.data.train(config.data.batch_size)
+  most = min(build.most_steps(config, case.data, count), count + 2)
+  with build.batches(config, trainer, case.data, count) as stream:
+    for _ in range(most):
+      batch = watch.timed('data', '', functools.partial(next, source))
+      watch.timed('unique', '', functools.partial(_unique, trainer, batch))
+      item = watch.timed('next', '', functools.partial(next, stream, None))
+      if item is None:
+        break
+      steps += 1
+      swaps += _step(trainer, item, watch)
+  source.close()
+  return watch, swaps, steps
+
+
+def _unique(trainer: TrainerParts, batch: Any) -> None:
+  engine = trainer.engine
+  groups = zip(engine.tables.groups, engine.hot_of_groups, strict=True)
+  for group, hot in groups:
+    unique_rows_of(batch.lookups, group, hot)
+
+
+def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> int:
+  """Times one step. Returns whether hot rows were swapped for it."""
+  engine, edge = trainer.engine, item.scheduled.edge
+  rows = trainer.rows
+  swaps = edge.hot_here is not None
+  swaps = swaps and edge.hot_here != engine.hot_here
+  if edge.hot_here is not None:
+    swap = functools.partial(engine.swap_hot, edge.hot_here)
+    if swaps:
+      watch.timed('sync', '', swap)
+    rows = 'stream' if edge.hot_here else rows
+  if rows != 'stream':
+    _host_step(trainer, item, watch)
+  else:
+    _device_step(trainer, item, watch)
+  if edge.scores is not None:
+    score_held_out(trainer, edge.scores)
+  return int(swaps)
+
+
+def _device_step(
+  trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch
+) -> None:
+  engine, plans = trainer.engine, item.plans
+  timed = functools.partial(_of_kind, watch, 'device')
+  stores = [group.host for group in engine.groups]
+
+  def gathered() -> list[Any]:
+    blocks = []
+    for store, plan in zip(stores, plans, strict=True):
+      rows = plan.rows[plan.load]
+      if plan.forward is not None:  # the device has them
+        rows = rows[plan.forward.at < 0]
+      blocks.append(store.gather(rows, len(rows)))
+    return blocks
+
+  block = timed('gather', gathered)
+  columns = on_device(item.batch), item.row_weights
+  sent = block, tuple(plan.inverse for plan in plans), *columns
+  timed('put', functools.partial(to_device, sent))
+  blocks = jax.block_until_ready(engine.load(plans))
+  inputs = sent[1], columns[0], np.float32(0), columns[1]
+  arguments = jax.block_until_ready(to_device(inputs))
+  update = functools.partial(trainer.update, trainer.state, blocks, *arguments)
+  trainer.state, blocks, _ = timed('step', update)
+  changed = [
+    apply.gather_slots(
+      block, to_device(apply.pad_positions(plan.store, len(block.rows)))
+    )
+    for plan, block in zip(plans, blocks, strict=True)
+    if len(plan.store)
+  ]
+  on_its_way = timed('get', functools.partial(to_host, changed))
+
+  def scattered() -> None:
+    stored = [
+      (store, plan)
+      for store, plan in zip(stores, plans, strict=True)
+      if len(plan.store)
+    ]
+    for (store, plan), rows in zip(stored, on_its_way, strict=True):
+      store.scatter(plan.rows[plan.store], rows)
+
+  timed('scatter', scattered)
+  engine.store(plans, blocks)
+
+
+def _host_step(
+  trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch
+) -> None:
+  """Times the parts of `HostUpdate.step`."""
+  engine, plans, state = trainer.engine, item.plans, trainer.state
+  programs: Any = trainer.programs.host_update(trainer.rows)
+  timed = functools.partial(_of_kind, watch, 'host')
+  blocks = timed('gather', lambda: engine.load(plans, on_host=True))
+  blocks = to_cpu(blocks, owned=True)
+  inverses = to_cpu(tuple(plan.inverse for plan in plans))
+  batch, rows = on_device(item.batch), tuple(b.rows for b in blocks)
+  sent, weights = (rows, inverses), to_cpu(batch.lookup_weights)
+  if programs.pool is not None:
+    pool = functools.partial(programs.pool, rows, inverses, weights)
+    sent = timed('host_update', pool)
+    batch = batch._replace(lookup_weights=None)
+  seen = np.float32(0)
+  inputs = timed('put', lambda: (from_cpu(sent), *to_device((batch, seen))))
+  (first, second), *rest = inputs
+  before = state._replace(row_globals=())
+  new_state, gradients, loss = timed(
+    'step', lambda: programs.gradients(before, first, second, *rest)
+  )
+  gradients, step, loss = timed(
+    'get', lambda: to_cpu((gradients, state.step, loss))
+  )
+  still = tuple(np.zeros(len(block.rows), bool) for block in blocks)
+  beside = to_cpu((state.row_globals, item.row_weights, still, seen))
+
+  def updated() -> Any:
+    of_rows = gradients
+    if programs.spread is not None:
+      of_rows = programs.spread(rows, inverses, weights, gradients)
+    return programs.update_rows(blocks, of_rows, *beside, loss, step)
+
+  new_blocks, row_globals, _ = timed('update', updated)
+  back = to_host(new_blocks)
+  timed('scatter', lambda: engine.store(plans, back, on_host=True))
+  row_globals = from_cpu(row_globals)
+  trainer.state = new_state._replace(row_globals=row_globals)
+
+
+def _of_kind(
+  watch: Stopwatch, kind: str, phase: str, call: Callable[[], Any]
+) -> Any:
+  # Pooling and updating belong to one phase.
+  if phase == 'update':
+    phase, kind = 'host_update', f'{kind}, update'
+  return watch.timed(phase, kind, call)

@@ -1,1 +1,0 @@
-"""What a reproduction's files say, as tables, pictures and sentences: pure."""

@@ -1,0 +1,23 @@
+"""Benches as programs: tables on the screen and figures in a file."""
+
+import json
+import sys
+
+from tests.support.programs import finished
+
+
+def test_tables_fit_the_screen_and_figures_are_kept(tmp_path):
+  command = [sys.executable, '-m', 'experiments.bench.vocabulary']
+  output = tmp_path / 'figures.json'
+  more = ['--rows=1000', '--rows=1000', f'--output={output}']
+  done = finished([*command, *more])
+  assert (done.returncode, done.stderr) == (0, '')
+  lines = done.stdout.splitlines()
+  heads = 'rows zipf zipf best even even best all new seconds'
+  assert lines[-4].split() == heads.split()
+  # A row has 187,767,399 in place of 1,000, and seconds of 4 digits.
+  longer = len('187,767,399') - len('1,000')
+  assert max(map(len, lines[-4:])) + longer <= 80
+  ((_, rows),) = json.loads(output.read_text()).items()
+  assert [row['rows'] for row in rows] == [1000, 1000]
+  assert all(row['all new'] > 0 and row['even'] > 0 for row in rows)
