@@ -43,15 +43,9 @@ def measure(
   step_ms: float,
   steps: int,
 ) -> Iterator[Item]:
-  """Yields ms per batch.
+  """Yields ms per batch, for batch sizes and numbers of workers.
 
-  Args:
-    config: what to train.
-    bar: shows what is measured.
-    sizes: batch sizes.
-    workers: numbers of threads to compare.
-    step_ms: how long a step takes that only waits.
-    steps: of a figure.
+  The arguments are those of the program `experiments.bench.host`.
   """
   alone, in_all = [], []
   for size in sizes:

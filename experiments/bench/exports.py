@@ -24,14 +24,7 @@ def measure(
 ) -> dict[str, Any]:
   """Returns the figures of an export of a run.
 
-  Args:
-    run: folder of the run, whose data queries are made of.
-    export: folder of its export.
-    batch_size: examples of a query.
-    cache: share of the rows in memory.
-    warm: queries before any is timed.
-    size: queries of a turn.
-    turns: of each way.
+  The arguments are those of the program `experiments.bench.serving`.
 
   Raises:
     UserError: there is no such export, or the run's data are gone.

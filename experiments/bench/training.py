@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 import contextlib
-import platform
 from typing import Any
 
-import jax
 import ml_collections
 import numpy as np
 import optax
@@ -23,8 +21,7 @@ from experiments.bench.contest import (
   Turn,
 )
 from experiments.bench.runner import Item
-from experiments.common import build, datasets
-from experiments.common.machine import cpu
+from experiments.common import build, cli, datasets, machine
 from experiments.common.progress import Bar
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.engine.planner import PlannedBatch
@@ -32,20 +29,13 @@ from slipstream_jax.models.layers import widths_to_logit
 from slipstream_jax.training.trainer_parts import planned, TrainerParts
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
-_EXAMPLES = 300 * 2048  # premade; so many that their rows do not fit a cache
+_EXAMPLES = 300 * 2048  # premade; too many for their rows to fit a cache
 
 
 def measure(
   config: ml_collections.ConfigDict, bar: Bar, rounds: int, steps: int
 ) -> Iterator[Item]:
-  """Yields all figures of a config.
-
-  Args:
-    config: what to train.
-    bar: shows what is measured.
-    rounds: turns that each contender takes.
-    steps: of one turn.
-  """
+  """Yields all figures of a config, from turns of a number of steps."""
   data = datasets.dataset(config)
   bar.begin('reading batches')
   batches = premade(config, data, -(-_EXAMPLES // config.data.batch_size))
@@ -78,22 +68,17 @@ def measure(
 
 
 def _setting(contest: Contest) -> dict[str, Any]:
-  config, device = contest.config, jax.devices()[0]
-  absent = {
-    f'without {name}': why
-    for name in baselines.BASELINES
-    if (why := baselines.absent(name))
-  }
-  return {
+  config = contest.config
+  facts = {
     'data': contest.data.name,
-    'device': f'{device.device_kind}, {platform.machine()}',
-    'cpu': cpu(),
-    'jax': jax.__version__,
+    **machine.here(cli.again()),
     'batch_size': config.data.batch_size,
     'placement': config.placement,
     'row_optimizer': ', '.join(n for n, _ in config.optimizer.rows),
-    **absent,
   }
+  for name in baselines.BASELINES:
+    facts[f'without {name}'] = baselines.absent(name)
+  return facts
 
 
 def _end_to_end(contest: Contest) -> tuple[float, dict[str, float]]:

@@ -29,11 +29,7 @@ _VERIFY = flags.DEFINE_bool(
 
 
 def main(place: str) -> None:
-  """Lists or copies checkpoints.
-
-  Raises:
-    UserError: no checkpoint is whole, or a flag is invalid.
-  """
+  """Lists or copies checkpoints."""
   from experiments.checkpoints import job
 
   job.check_flags(_COPY.value, _CODEC.value, _STEP.value)

@@ -31,12 +31,7 @@ _STEP = flags.DEFINE_integer(
 
 
 def main(config: ml_collections.ConfigDict | None, run: pathlib.Path) -> None:
-  """Evaluates the run and prints its metrics.
-
-  Raises:
-    UserError: the run has no checkpoint, examples are bad, or the output cannot
-      be written.
-  """
+  """Evaluates the run and prints its metrics. See `job.write_metrics`."""
   from experiments.evaluate import job
 
   asked = _INPUT.value, _OUTPUT.value, _DATA.value, _STEP.value

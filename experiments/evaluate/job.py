@@ -6,8 +6,9 @@ from typing import Any
 
 import ml_collections
 
-from experiments.common import formats, interrupts, loading, record, report
+from experiments.common import datasets, interrupts, loading, record, report
 from experiments.common.loading import LoadedRun
+from experiments.common.workdir import writable
 from slipstream_jax.errors import UserError
 from slipstream_jax.training import evaluate, metrics
 
@@ -27,21 +28,15 @@ def write_metrics(
   Raises:
     UserError: as those do, or the output cannot be written.
   """
+  if output is not None:  # before minutes are spent
+    writable(str(pathlib.Path(output).parent), '--output')
   screen = report.console()
   tell = report.teller(screen)
   run = loading.load(folder, data_path, config, step, tell)
   values = evaluation(run, path)
   screen.print(report.facts(values))
   if output is not None:
-    try:
-      record.write_json(pathlib.Path(output), values)
-    except OSError as error:
-      raise UserError(
-        'metrics need a file that can be written',
-        got=f'{output}: {error.strerror}',
-        where='--output',
-        hint='give one in a folder that exists, on a disk with room',
-      ) from error
+    record.write_json(pathlib.Path(output), values)
     tell(f'written to {output}')
 
 
@@ -61,7 +56,7 @@ def evaluation(run: LoadedRun, path: str | None = None) -> dict[str, Any]:
     numbers = evaluate.evaluate(run.trainer, source)
   else:
     scored = []
-    raw = formats.new_examples(run.config.data, path)
+    raw = datasets.new_examples(run.config.data, path)
     for part in loading.scored(run, raw):
       interrupts.check()
       if part.labels is None:

@@ -36,12 +36,7 @@ _STEP = flags.DEFINE_integer(
 
 
 def main(run: pathlib.Path) -> None:
-  """Scores examples or writes rows.
-
-  Raises:
-    UserError: a flag is invalid, the run has no checkpoint, examples are bad,
-      or the output cannot be written. Nothing of the output is then left.
-  """
+  """Scores examples or writes rows. See `job.predict`."""
   from experiments.predict import job
 
   asked = _INPUT.value, _ROWS.value, _OUTPUT.value, _DATA.value, _STEP.value

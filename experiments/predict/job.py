@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from rich.console import Console
 
-from experiments.common import formats, loading, report
+from experiments.common import datasets, loading, report
 from experiments.common.loading import LoadedRun
 from experiments.common.progress import Bar
 from experiments.common.workdir import made_folder
@@ -31,16 +31,11 @@ def predict(
 ) -> None:
   """Scores a file of examples, or writes the rows of a table.
 
-  Args:
-    folder: of the run.
-    examples: the file to score.
-    table: the table whose rows are written. Give this or `examples`.
-    output: the file to write. None: predictions.csv, or TABLE.npz.
-    data_path: where the run's data are now. None: where they were.
-    step: of the checkpoint. None: the newest.
+  The arguments are those of the program.
 
   Raises:
-    UserError: see the program.
+    UserError: an argument is invalid, the run has no checkpoint, examples are
+      bad, or the output cannot be written. Nothing of it is then left.
   """
   if (examples is None) == (table is None):
     raise UserError(
@@ -76,7 +71,7 @@ def predict(
 def _score(
   screen: Console, run: LoadedRun, name: str, path: pathlib.Path
 ) -> None:
-  raw = formats.new_examples(run.config.data, name)
+  raw = datasets.new_examples(run.config.data, name)
   began = time.monotonic()
   scored: list[Predictions] = []
   with _file(path) as file:

@@ -1,30 +1,25 @@
-"""The runs of a reproduction, grouped by model and system, and compared.
+"""The runs of a reproduction, grouped by model and system, and compared."""
 
-Comparisons pair runs of one seed.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from experiments.common import estimates
 from experiments.common.estimates import Estimate
 from experiments.reproduce import paper
-from experiments.reproduce.results import KINDS, PHASES, Results, Row
+from experiments.reproduce.results import KINDS, Results, Row
 
 Key = tuple[str, str]
 """System and way to skip."""
 DEFAULT: Key = ('pinned', 'ours')
-CONTENDERS: dict[Key, str] = {
+CONTENDERS = {
   DEFAULT: 'default policy',
   ('pinned', 'published'): 'as published',
 }
 """Slipstream, with the policy that drops examples."""
 ALL: Key = ('pinned', 'off')
 """Slipstream's placement without skipping."""
-BASELINES: tuple[Key, ...] = tuple(
-  (system, 'off') for system in ('xdl', 'dlrm_hybrid', 'fae', 'hotline')
+BASELINES: tuple[Key, ...] = (
+  *(('xdl', 'off'), ('dlrm_hybrid', 'off'), ('fae', 'off'), ('hotline', 'off')),
 )
 """Those of the paper."""
 _SYSTEMS = {
@@ -46,19 +41,16 @@ class Group(NamedTuple):
 
   key: Key
   runs: dict[int, Row]
-  """Those that finished."""
+  """Those that finished, with columns that follow from theirs."""
   failures: dict[int, str]
   """What failed of the others."""
+  figures: dict[str, Estimate | None]
+  """Means of all columns by name, and comparisons: see `_compare`."""
 
   @property
   def name(self) -> str:
     """What people call the system."""
     return name(self.key)
-
-  def mean(self, column: str) -> Estimate | None:
-    """Returns the mean over the seeds."""
-    values = [run.get(column) for run in self.runs.values()]
-    return estimates.mean([x for x in values if x is not None])
 
 
 class Model(NamedTuple):
@@ -77,11 +69,6 @@ class Model(NamedTuple):
     return {'rm2_l20': 'RM2 with L = 20'}.get(self.key, self.key.upper())
 
   @property
-  def name(self) -> str:
-    """What the model is, in full."""
-    return str(self.facts.get('title', self.short))
-
-  @property
   def published(self) -> dict[str, Any]:
     """What the papers say of the model; empty if they do not have it."""
     return paper.MODELS.get(self.key, {})
@@ -91,7 +78,7 @@ def models_of(results: Results) -> list[Model]:
   """Returns the models of a reproduction, in the paper's order."""
   names = {row['model'] for row in results.rows}
   facts = results.setting.get('models') or {}
-  return [
+  models = [
     Model(
       key,
       facts.get(key) or {},
@@ -101,6 +88,10 @@ def models_of(results: Results) -> list[Model]:
     for key in dict.fromkeys([*_MODELS, *sorted(names)])
     if key in names
   ]
+  for model in models:
+    for group in model.groups.values():
+      group.figures.update(_compare(group, model))
+  return models
 
 
 def name(key: Key) -> str:
@@ -114,26 +105,33 @@ def name(key: Key) -> str:
   return words + {'off': '', 'ours': ' + Slipstream'}.get(skip, f' + {skip}')
 
 
+def rank(key: Key) -> tuple[int, int]:
+  """Orders systems: Slipstream, those without skipping, those with it."""
+  first, systems = [*CONTENDERS, ALL], [*_SYSTEMS]
+  if key in first:
+    return -1, first.index(key)
+  at = systems.index(key[0]) if key[0] in systems else len(systems)
+  return int(key[1] != 'off'), at
+
+
+def mean(rows: Iterable[Row], column: str) -> Estimate | None:
+  """Returns the mean of a column over the rows that have it."""
+  values = [row.get(column) for row in rows]
+  return estimates.mean([x for x in values if x is not None])
+
+
 def _groups(runs: Sequence[Row]) -> dict[Key, Group]:
   """Groups runs by system. The last run of a seed counts."""
   last = {(run['system'], run['skip'], run['seed']): run for run in runs}
   groups: dict[Key, Group] = {}
   for (system, skip, seed), run in sorted(last.items()):
     key = system, skip
-    group = groups.setdefault(key, Group(key, {}, {}))
+    group = groups.setdefault(key, Group(key, {}, {}, {}))
     if run['status'] == 'ok':
       group.runs[seed] = run | _derived(run)
     else:
       group.failures[seed] = run['status']
-  return {key: groups[key] for key in sorted(groups, key=_rank)}
-
-
-def _rank(key: Key) -> tuple[int, int]:
-  first, systems = [*CONTENDERS, ALL], [*_SYSTEMS]
-  if key in first:
-    return -1, first.index(key)
-  at = systems.index(key[0]) if key[0] in systems else len(systems)
-  return int(key[1] != 'off'), at
+  return {key: groups[key] for key in sorted(groups, key=rank)}
 
 
 def _derived(run: Row) -> Row:
@@ -148,24 +146,59 @@ def _derived(run: Row) -> Row:
 
   dropped = over('examples_seen', 'examples_dropped')
   hot = run.get('examples_hot_share')
-  tables, seen = ('bytes_loaded', 'bytes_stored'), 'examples_seen'
-  dense = over(seen, 'dense_bytes')
-  moved = over(seen, *tables)
+  seen, moved = 'examples_seen', ('bytes_loaded', 'bytes_stored')
   return {
     'pace': over(seen, 'seconds'),
-    'rate': over('seconds', seen),
+    'examples/s': over('seconds', seen),
     'loaded': over(seen, 'bytes_loaded'),
     'stored': over(seen, 'bytes_stored'),
-    'dense': dense,
-    'moved': moved,
-    'moved_in_all': None if moved is None else moved + (dense or 0),
+    'dense': over(seen, 'dense_bytes'),
+    'moved': over(seen, *moved),
+    'moved in all': over(seen, *moved, 'dense_bytes'),
     'dropped': dropped,
     # Only hot examples are dropped.
-    'dropped_of_hot': dropped / hot if hot and dropped is not None else None,
+    'dropped of hot': dropped / hot if hot and dropped is not None else None,
     'choosing': over('seconds', 'choose_seconds'),
-    'watching': over('seconds', 'window_seconds'),
+    'windows': over('seconds', 'window_seconds'),
     'overhead': over('seconds', 'choose_seconds', 'window_seconds'),
   }
+
+
+def _compare(group: Group, model: Model) -> dict[str, Estimate | None]:
+  """Returns means, and how a system compares with others seed by seed.
+
+  A comparison is named by the policy of Slipstream: 'speed, as published' and
+  so on. Each is missing for a system itself.
+  """
+  columns = dict.fromkeys(name for run in group.runs.values() for name in run)
+  numbers = [x for x in columns if x not in ('kind', 'model', 'status')]
+  numbers = [x for x in numbers if x not in ('system', 'skip', 'phase')]
+  figures = {column: mean(group.runs.values(), column) for column in numbers}
+  for contender, policy in CONTENDERS.items():
+    ours = model.groups.get(contender)
+    if ours is not None and ours is not group:
+      figures |= {
+        f'speed, {policy}': ratio(group, ours, 'pace'),
+        f'ideal, {policy}': without_overhead(model.groups, group, contender),
+        f'bytes, {policy}': ratio(group, ours, 'moved'),
+        f'all bytes, {policy}': ratio(group, ours, 'moved in all'),
+        f'AUC, {policy}': lead(ours, group, 'auc'),
+      }
+  fae, plain = (model.groups.get((x, 'off')) for x in ('fae', 'plain'))
+  if group is not fae:
+    figures['bytes, FAE'] = ratio(group, fae, 'moved')
+  if group is not plain:
+    figures['AUC, streamed'] = lead(group, plain, 'auc')
+  claim = paper.CLAIMS.get(group.key[0]) if group.key[1] == 'off' else None
+  if claim and model.published:
+    figures['claim'] = Estimate(claim)
+  sizes = (figures.get(x) for x in ('auc', 'test_positives', 'test_examples'))
+  known = [size.mean for size in sizes if size is not None]
+  if len(known) == 3:
+    auc, positives, examples = known
+    bounds = estimates.of_test_set(auc, round(positives), round(examples))
+    figures['AUC, one test set'] = bounds
+  return figures
 
 
 def _pairs(
@@ -205,17 +238,11 @@ def without_overhead(
   It is T_system / T_pinned x 1 / (1 - share dropped): what keeping the hot rows
   on the device gives, times what leaving out the dropped examples gives.
   """
-  ours = groups.get(contender)
   base = ratio(against, groups.get(ALL), 'pace')
-  dropped = ours.mean('dropped') if ours else None
+  dropped = mean(groups[contender].runs.values(), 'dropped')
   if base is None or dropped is None or dropped.mean >= 1:
     return None
-  factor = 1 / (1 - dropped.mean)
-  return base._replace(
-    mean=base.mean * factor,
-    low=None if base.low is None else base.low * factor,
-    high=None if base.high is None else base.high * factor,
-  )
+  return Estimate(base.mean / (1 - dropped.mean))
 
 
 def curves_of(model: Model) -> dict[Key, list[tuple[float, float]]]:
@@ -230,15 +257,14 @@ def curves_of(model: Model) -> dict[Key, list[tuple[float, float]]]:
   return {key: sorted(curves[key]) for key in model.groups if key in curves}
 
 
-def phase_means(
-  model: Model,
-) -> tuple[list[Key], list[str], dict[tuple[Key, str], float]]:
-  """Returns systems, phases, and the mean ms per batch."""
-  spent: dict[tuple[Key, str], list[float]] = {}
-  for row in model.rows['phase']:
-    if 'ms_per_batch' in row:
-      key = (row['system'], row['skip']), row['phase']
-      spent.setdefault(key, []).append(row['ms_per_batch'])
-  keys = sorted({key for key, _ in spent}, key=_rank)
-  names = [name for name in PHASES if name in {name for _, name in spent}]
-  return keys, names, {key: float(np.mean(ms)) for key, ms in spent.items()}
+def phases_of(model: Model) -> dict[Key, dict[str, float]]:
+  """Returns the mean ms per batch of each phase, by system."""
+  rows = [row for row in model.rows['phase'] if 'ms_per_batch' in row]
+  keys = {(row['system'], row['skip']) for row in rows}
+  spent: dict[Key, dict[str, float]] = {}
+  for key in sorted(keys, key=rank):
+    mine = [row for row in rows if (row['system'], row['skip']) == key]
+    for phase in dict.fromkeys(row['phase'] for row in mine):
+      ms = mean([row for row in mine if row['phase'] == phase], 'ms_per_batch')
+      spent.setdefault(key, {})[phase] = ms.mean if ms else 0.0
+  return spent

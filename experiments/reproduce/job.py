@@ -7,8 +7,8 @@ import time
 from rich.console import Console
 
 from experiments.common import interrupts, machine, report
-from experiments.common.compiling import compiled
 from experiments.common.errors import in_config
+from experiments.common.meter import compiled
 from experiments.common.progress import Bar
 from experiments.common.workdir import writable
 from experiments.reproduce import models
@@ -60,7 +60,7 @@ def reproduce(asked: Asked, workdir: pathlib.Path, again: str) -> None:
       ) from None
     for model in models_of(results):
       if rows := overview(model):
-        title = f'{model.name}: time and bytes over those of Slipstream'
+        title = f'{model.short}: time and bytes over those of Slipstream'
         screen.print(report.table(title, rows))
     write(results)
     minutes = results.setting['minutes']

@@ -8,7 +8,6 @@ the model says.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-import statistics
 from typing import Any, NamedTuple
 
 from experiments.reproduce.results import PHASES, Row
@@ -17,7 +16,6 @@ from experiments.reproduce.results import PHASES, Row
 class Link(NamedTuple):
   """A link between host and device that carries both directions at once."""
 
-  name: str
   load_gb_per_s: float
   """1e9 bytes per second to the device, for large copies of pinned memory."""
   store_gb_per_s: float
@@ -27,13 +25,10 @@ class Link(NamedTuple):
 
 
 LINKS = {
-  link.name: link
-  for link in (
-    Link('PCIe 3 x16', 12.0, 12.0, 10.0),
-    Link('PCIe 4 x16', 24.0, 24.0, 10.0),
-    Link('PCIe 5 x16', 50.0, 50.0, 10.0),
-    Link('NVLink-C2C', 375.0, 297.0, 5.0),
-  )
+  'PCIe 3 x16': Link(12.0, 12.0, 10.0),
+  'PCIe 4 x16': Link(24.0, 24.0, 10.0),
+  'PCIe 5 x16': Link(50.0, 50.0, 10.0),
+  'NVLink-C2C': Link(375.0, 297.0, 5.0),
 }
 """Stated rates: about what large copies get of 15.8, 31.5, 63 and 450 GB/s."""
 STEP_MS = (0.25, 0.5, 1.0)
@@ -250,27 +245,23 @@ def modelled(counts: Counts, link: Link, device_step_ms: float) -> StepTime:
 
 def counts_of(
   runs: Sequence[Row],
-  phases: Sequence[Row],
+  host_ms: Ms,
   model: Mapping[str, Any],
   workers: int = 2,
 ) -> Counts | None:
   """Returns the counts of a system: means over its finished runs.
 
   Args:
-    runs: rows of one model, system and way to skip.
-    phases: rows of the same.
+    runs: rows of finished runs of one model, system and way to skip.
+    host_ms: its phases.
     model: the facts of the model.
     workers: threads that read batches and find their unique rows.
 
   Returns:
     None where runs or phases are not known.
   """
-  runs = [run for run in runs if run['status'] == 'ok' and run.get('step')]
-  spent: dict[str, list[float]] = {}
-  for row in phases:
-    if 'ms_per_batch' in row:
-      spent.setdefault(row['phase'], []).append(row['ms_per_batch'])
-  if not runs or not spent or runs[0]['system'] not in WAYS:
+  runs = [run for run in runs if run.get('step')]
+  if not runs or not host_ms or runs[0]['system'] not in WAYS:
     return None
 
   def per_step(name: str) -> float:
@@ -286,7 +277,7 @@ def counts_of(
     system,
     per_step('bytes_loaded') + positions + dense,
     per_step('bytes_stored') + dense,
-    {name: statistics.fmean(ms) for name, ms in spent.items()},
+    host_ms,
     _popular(runs),
     workers,
   )

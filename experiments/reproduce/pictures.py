@@ -1,7 +1,6 @@
 """Redraws the paper's figures from our own runs."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 
@@ -11,14 +10,11 @@ from experiments.reproduce import paper
 from experiments.reproduce.groups import (
   ALL,
   BASELINES,
-  CONTENDERS,
   curves_of,
   Key,
   Model,
   name,
-  phase_means,
-  ratio,
-  without_overhead,
+  phases_of,
 )
 
 _LINES: dict[Key, tuple[str, str]] = {
@@ -36,6 +32,7 @@ _PHASES = {
   **{'step': 'c2', 'get': 'c1', 'scatter': 'c6', 'host_update': 'c8'},
   **{'choose': 'c3', 'snapshot': 'c9', 'sync': 'c7'},
 }
+_SPEEDS = ('speed, default policy', 'speed, as published')
 _WENT = 0.9  # of its way, after which a row counts as saturated
 
 
@@ -44,39 +41,35 @@ def speed(model: Model) -> Picture | None:
   against = [
     model.groups[key] for key in (*BASELINES, ALL) if key in model.groups
   ]
+  if not any(group.figures.get(kind) for group in against for kind in _SPEEDS):
+    return None
   figure, (axis,) = page.figure(1.3 + 0.42 * len(against))
-  for contender, policy in CONTENDERS.items():
+  color, ink = page.color('c1'), page.color('ink')
+  kinds = (
+    (_SPEEDS[0], 'default policy', 'o', color, color, -0.15),
+    (_SPEEDS[1], 'as published', 'o', color, 'none', 0.15),
+    ('claim', "paper's claim", 'D', ink, 'none', 0),
+    ('ideal, default policy', 'without overhead', '|', ink, 'none', 0),
+  )
+  for key, label, mark, edge, fill, shift in kinds:
     points = [
-      (row, estimate)
+      (row + shift, estimate)
       for row, group in enumerate(against)
-      if (estimate := ratio(group, model.groups.get(contender), 'pace'))
+      if (estimate := group.figures.get(key))
     ]
-    first = contender == ('pinned', 'ours')
-    color, shift = page.color('c1'), -0.15 if first else 0.15
-    _marks(
-      axis,
-      [(estimate.mean, row + shift) for row, estimate in points],
-      *('o', color, color if first else 'none', policy),
+    axis.plot(
+      [estimate.mean for _, estimate in points],
+      [row for row, _ in points],
+      mark,
+      color=edge,
+      markerfacecolor=fill,
+      markersize=14 if mark == '|' else 6,
+      label=label if points else None,
     )
     for row, (_, low, high, _) in points:
       if low is not None and high is not None:
         ends = [max(low, 0.1), min(high, 10)]
-        axis.plot(ends, [row + shift] * 2, color=color, linewidth=1.2)
-  if not axis.lines:
-    return None
-  ink = page.color('ink')
-  claims = [
-    (paper.CLAIMS[group.key[0]], row)
-    for row, group in enumerate(against)
-    if group.key[0] in paper.CLAIMS and model.published
-  ]
-  _marks(axis, claims, 'D', ink, 'none', "paper's claim")
-  ideals = [
-    (ideal.mean, row)
-    for row, group in enumerate(against)
-    if (ideal := without_overhead(model.groups, group, ('pinned', 'ours')))
-  ]
-  _marks(axis, ideals, '|', ink, 'none', 'without overhead')
+        axis.plot(ends, [row] * 2, color=edge, linewidth=1.2)
   axis.axvline(1, color=page.color('muted'), linewidth=1)
   axis.set(xlabel='times as fast', ylim=(len(against) - 0.5, -0.5))
   axis.set_yticks(range(len(against)), [group.name for group in against])
@@ -88,16 +81,6 @@ def speed(model: Model) -> Picture | None:
     'Seconds of the system over those of Slipstream: left of 1, Slipstream is '
     'slower. Bars: 95 % intervals over seeds, drawn from 0.1 to 10 at most.',
   )
-
-
-def _marks(
-  axis: Any, points: list[Any], mark: str, color: str, fill: str, label: str
-) -> None:
-  if points:
-    look = {'markersize': 14 if mark == '|' else 6, 'markerfacecolor': fill}
-    axis.plot(
-      *zip(*points, strict=True), mark, color=color, label=label, **look
-    )
 
 
 def learning(model: Model) -> Picture | None:
@@ -123,26 +106,27 @@ def learning(model: Model) -> Picture | None:
 
 def phases(model: Model) -> Picture | None:
   """Draws the milliseconds of each phase, stacked."""
-  keys, names, spent = phase_means(model)
-  if not keys:
+  spent = phases_of(model)
+  if not spent:
     return None
-  figure, (axis,) = page.figure(1.6 + 0.3 * len(keys))
-  left = np.zeros(len(keys))
-  for phase in names:
-    width = np.array([spent.get((key, phase), 0.0) for key in keys])
-    axis.barh(
-      range(len(keys)),
-      width,
-      left=left,
-      color=page.color(_PHASES[phase]),
-      height=0.7,
-      label=phase.replace('_', ' '),
-      edgecolor=page.color('paper'),
-      linewidth=0.6,
-    )
+  figure, (axis,) = page.figure(1.6 + 0.3 * len(spent))
+  left = np.zeros(len(spent))
+  for phase, color in _PHASES.items():
+    width = np.array([ms.get(phase, 0.0) for ms in spent.values()])
+    if any(phase in ms for ms in spent.values()):
+      axis.barh(
+        range(len(spent)),
+        width,
+        left=left,
+        color=page.color(color),
+        height=0.7,
+        label=phase.replace('_', ' '),
+        edgecolor=page.color('paper'),
+        linewidth=0.6,
+      )
     left += width
-  axis.set_yticks(range(len(keys)), [name(key) for key in keys])
-  axis.set(xlabel='ms per batch', ylim=(len(keys) - 0.5, -0.5))
+  axis.set_yticks(range(len(spent)), map(name, spent))
+  axis.set(xlabel='ms per batch', ylim=(len(spent) - 0.5, -0.5))
   page.legend(figure, 4)
   return Picture(
     'Time by phase and system',

@@ -4,8 +4,7 @@ Every number comes from the folder's files, or from `paper.py`, and then the
 page says so.
 """
 
-from collections.abc import Callable, Sequence
-import functools
+from collections.abc import Callable, Iterable, Sequence
 import itertools
 from typing import Any
 
@@ -30,20 +29,22 @@ from experiments.reproduce.groups import (
   BASELINES,
   CONTENDERS,
   curves_of,
-  DEFAULT,
   Group,
   Key,
-  lead,
+  mean,
   Model,
   models_of,
   name,
-  phase_means,
+  phases_of,
   ratio,
-  without_overhead,
 )
-from experiments.reproduce.results import Results, Row
+from experiments.reproduce.results import PHASES, Results, Row
 
 HTML = 'report.html'
+Column = tuple[str, str | Callable[[Group], Estimate | None], Form]
+"""Title, a figure of groups by name or computed, and how it is written."""
+_SURE = (times, change, quality)
+"""Forms of figures that are written with their interval."""
 _SAME = 0.995  # a ratio of bytes that is written as 1.00
 _ONE_PROGRAM = ('pinned', 'plain', 'cached', 'fae_pinned', 'hotline')
 """Systems whose step is the same program, but for the rows of its block."""
@@ -102,27 +103,29 @@ def sections(models: Sequence[Model]) -> list[Section]:
   """Returns what the page says."""
   return [
     Section('What wins and what loses', _summary(models)),
-    *(Section(model.name, _of_model(model)) for model in models),
+    *(
+      Section(model.facts.get('title', model.short), _of_model(model))
+      for model in models
+    ),
     Section('Modelled, not measured', [_modelled(model) for model in models]),
     Section('How to read this', [_NOTES]),
   ]
 
 
 def overview(model: Model) -> list[dict[str, str]]:
-  """Returns what a terminal has room for: time, and quality."""
-  rows = []
-  for group in model.groups.values():
-    ours = model.groups.get(DEFAULT)
-    rows.append(
-      {
-        'system': group.name,
-        'seconds': middle(group.mean('seconds'), '{:,.2f}'.format),
-        'over ours': middle(ratio(group, ours, 'pace'), times),
-        'bytes over ours': middle(ratio(group, ours, 'moved'), times),
-        'AUC': middle(group.mean('auc'), quality),
-      }
-    )
-  return rows
+  """Returns the rows of a table for the terminal."""
+  columns: list[Column] = [
+    ('seconds', 'seconds', '{:,.2f}'.format),
+    ('over ours', 'speed, default policy', times),
+    ('bytes over ours', 'bytes, default policy', times),
+    ('dropped', 'dropped', percent),
+    ('AUC', 'auc', quality),
+  ]
+  return [
+    {'system': group.name} | _cells(group, columns, ())
+    for group in model.groups.values()
+    if group.runs
+  ]
 
 
 def _of_model(model: Model) -> list[Any]:
@@ -156,8 +159,42 @@ def _of_model(model: Model) -> list[Any]:
 def _sure(estimate: Estimate | None, form: Form) -> str:
   """Writes a mean with its interval, if it is known."""
   interval = estimates.interval(estimate, form)
-  mean = middle(estimate, form)
-  return mean if interval == NONE else f'{mean} ({interval})'
+  text = middle(estimate, form)
+  return text if interval == NONE else f'{text} ({interval})'
+
+
+def _cells(
+  group: Group, columns: Iterable[Column], sure: Sequence[Form] = _SURE
+) -> dict[str, str]:
+  """Writes figures of a group, with intervals where a form wants them."""
+  cells = {}
+  for title, figure, form in columns:
+    estimate = (
+      group.figures.get(figure) if isinstance(figure, str) else figure(group)
+    )
+    cells[title] = (_sure if form in sure else middle)(estimate, form)
+  return cells
+
+
+def _by_system(
+  title: str, groups: Iterable[Group], columns: Iterable[Column], about: str
+) -> Table:
+  """Makes a table with a row per system, without columns that say nothing."""
+  groups = list(groups)
+  rows = [_cells(group, columns) for group in groups]
+  dull = (NONE, '0', '0 B')
+  known = [x for x, *_ in columns if any(row[x] not in dull for row in rows)]
+  return Table(
+    title,
+    [
+      {'system': group.name}
+      | {x: row[x] if group.runs else 'failed' for x in known}
+      for group, row in zip(groups, rows, strict=True)
+      if known
+    ],
+    about,
+    strong=[n for n, group in enumerate(groups) if group.key in CONTENDERS],
+  )
 
 
 def _summary(models: Sequence[Model]) -> list[Any]:
@@ -177,121 +214,106 @@ def _summary(models: Sequence[Model]) -> list[Any]:
         f'moves {times(more.mean)} times as many, as a bag crosses as one '
         'embedding when it is pooled, and as a row per lookup when it is not.'
       )
-  against = Table(
-    "Slipstream against the paper's baselines",
-    _against(models),
-    'Times as fast: above 1, Slipstream is faster. Without overhead: an '
-    'estimate of the same if choosing took no time. Bytes: of tables, and with '
-    'the dense parameters that XDL moves as well.',
-  )
-  return [*blocks, against, _between(models)]
-
-
-Compared = tuple[Model, Group, Estimate]
+  return [*blocks, _against(models), _between(models)]
 
 
 def _sentences(models: Sequence[Model], contender: Key) -> list[str]:
   """Says where Slipstream wins and loses against baselines and pinned rows."""
+  policy = CONTENDERS[contender]
+  others = [
+    (f'{model.short} against {model.groups[key].name}', model.groups[key])
+    for model in models
+    for key in (*BASELINES, ALL)
+    if key in model.groups
+  ]
 
-  def compared(
-    compare: Callable[[Group, Group], Estimate | None],
-  ) -> list[Compared]:
+  def known(figure: str) -> list[tuple[str, Group, Estimate]]:
     return [
-      (model, model.groups[key], estimate)
-      for model in models
-      for key in (*BASELINES, ALL)
-      if key in model.groups and contender in model.groups
-      if (estimate := compare(model.groups[key], model.groups[contender]))
+      (title, group, estimate)
+      for title, group in others
+      if (estimate := group.figures.get(f'{figure}, {policy}'))
     ]
+
+  def listed(some: list[tuple[str, Group, Estimate]]) -> str:
+    words = ', '.join(f'{title}: {times(x.mean)}' for title, _, x in some)
+    return f' ({words})' if words else ''
+
+  def span(some: list[tuple[str, Group, Estimate]], form: Form) -> str:
+    values = sorted(x.mean for *_, x in some)
+    return ' to '.join(dict.fromkeys((form(values[0]), form(values[-1]))))
 
   sentences = [
     f'FAILED in every run of {model.short}.'
     for model in models
     if contender in model.groups and not model.groups[contender].runs
   ]
-  if speeds := compared(lambda a, b: ratio(a, b, 'pace')):
+  if speeds := known('speed'):
     faster = [x for x in speeds if (x[2].low or x[2].mean) > 1]
     slower = [x for x in speeds if (x[2].high or x[2].mean) < 1]
     sentences.append(
       f'Faster in {len(faster)} of {len(speeds)} comparisons with the '
       f"paper's baselines and with pinned rows, SLOWER in {len(slower)}"
-      f'{_listed(slower)}. The others cannot be told apart.'
+      f'{listed(slower)}. The others cannot be told apart.'
+      + ' Ratios of one seed have no interval.'
+      * any(x[2].low is None for x in speeds)
     )
-  if claimed := [x for x in speeds if _claim(x[0], x[1].key)]:
-    missed = [x for x in claimed if x[2].mean < _claim(x[0], x[1].key)]
-    below = [
-      model.key
-      for model, group, _ in missed
-      if (ideal := without_overhead(model.groups, group, contender))
-      if ideal.mean < _claim(model, group.key)
-    ]
+  claimed = [(x, group, y) for _, group, x in speeds if (y := _claim(group))]
+  if claimed:
+    missed = [(group, claim) for x, group, claim in claimed if x.mean < claim]
+    ideals = [(group.figures[f'ideal, {policy}'], y) for group, y in missed]
+    below = [x for x, claim in ideals if x and x.mean < claim]
     sentences.append(
       "The mean reaches the paper's speed-up in "
       f'{len(claimed) - len(missed)} of {len(claimed)} comparisons. In '
       f'{len(below)} of the others, the estimate without overhead does not '
       'reach it either.'
     )
-  if moved := compared(lambda a, b: ratio(a, b, 'moved')):
+  if moved := known('bytes'):
     more = [x for x in moved if x[2].mean < _SAME]
     sentences.append(
-      f'The others move {_range(moved, times)} times its bytes of tables. It '
-      f'moves MORE in {len(more)} comparisons{_listed(more)}.'
+      f'The others move {span(moved, times)} times its bytes of tables. It '
+      f'moves MORE in {len(more)} comparisons{listed(more)}.'
     )
-  if leads := compared(lambda a, b: lead(b, a, 'auc')):
-    sentences.append(
-      f'Its AUC less that of the others: {_range(leads, change)}.'
-    )
+  if leads := known('AUC'):
+    sentences.append(f'Its AUC less that of the others: {span(leads, change)}.')
   return sentences
 
 
-def _range(compared: Sequence[Compared], form: Form) -> str:
-  values = sorted(value.mean for _, _, value in compared)
-  return ' to '.join(dict.fromkeys((form(values[0]), form(values[-1]))))
+def _claim(group: Group) -> float:
+  """Returns the paper's speed-up over a baseline; 0 without any."""
+  claim = group.figures.get('claim')
+  return claim.mean if claim else 0.0
 
 
-def _listed(compared: Sequence[Compared]) -> str:
-  listed = ', '.join(
-    f'{model.short} against {group.name}: {times(value.mean)}'
-    for model, group, value in compared
-  )
-  return f' ({listed})' if listed else ''
-
-
-def _claim(model: Model, key: Key) -> float:
-  """Returns the paper's speed-up over a system, or 0."""
-  known = model.published and key[1] == 'off'
-  return paper.CLAIMS.get(key[0], 0.0) if known else 0.0
-
-
-def _written_claim(model: Model, key: Key) -> str:
-  claim = _claim(model, key)
-  return f'{claim:.4g}' if claim else NONE
-
-
-def _against(models: Sequence[Model]) -> list[dict[str, str]]:
+def _against(models: Sequence[Model]) -> Table:
+  """Compares Slipstream with the paper's baselines on all models."""
   rows = []
   for model, (contender, policy), key in itertools.product(
     models, CONTENDERS.items(), BASELINES
   ):
-    if contender not in model.groups or key not in model.groups:
+    ours, group = model.groups.get(contender), model.groups.get(key)
+    if ours is None or group is None:
       continue
-    ours, group = model.groups[contender], model.groups[key]
-    speed = _sure(ratio(group, ours, 'pace'), times)
-    ideal = without_overhead(model.groups, group, contender)
-    rows.append(
-      {
-        'model': model.short,
-        'Slipstream': policy,
-        'against': group.name,
-        'times as fast': speed if ours.runs and group.runs else 'failed',
-        "paper's claim": _written_claim(model, key),
-        'without overhead': middle(ideal, times),
-        'bytes, times as many': middle(ratio(group, ours, 'moved'), times),
-        'with dense': middle(ratio(group, ours, 'moved_in_all'), times),
-        'AUC, ours less its': _sure(lead(ours, group, 'auc'), change),
-      }
-    )
-  return rows
+    columns: list[Column] = [
+      ('times as fast', f'speed, {policy}', times),
+      ("paper's claim", 'claim', '{:.4g}'.format),
+      ('without overhead', f'ideal, {policy}', times),
+      ('bytes, times as many', f'bytes, {policy}', times),
+      ('with dense', f'all bytes, {policy}', times),
+      ('AUC, ours less its', f'AUC, {policy}', change),
+    ]
+    row = {'model': model.short, 'Slipstream': policy, 'against': group.name}
+    row |= _cells(group, columns)
+    if not ours.runs or not group.runs:
+      row['times as fast'] = 'failed'
+    rows.append(row)
+  return Table(
+    "Slipstream against the paper's baselines",
+    rows,
+    'Times as fast: above 1, Slipstream is faster. Without overhead: an '
+    'estimate of the same if choosing took no time. Bytes: of tables, and with '
+    'the dense parameters that XDL moves as well.',
+  )
 
 
 def _between(models: Sequence[Model]) -> Table:
@@ -299,21 +321,14 @@ def _between(models: Sequence[Model]) -> Table:
   rows = []
   for faster, slower, claim, source in paper.BETWEEN:
     slow, fast = (slower, 'off'), (faster, 'off')
-    ratios = [
-      ratio(model.groups.get(slow), model.groups.get(fast), 'pace')
+    ratios = {
+      model.short: ratio(model.groups.get(slow), model.groups.get(fast), 'pace')
       for model in models
-    ]
-    if any(ratios):
-      pairs = zip(models, ratios, strict=True)
-      rows.append(
-        {
-          'faster': name(fast),
-          'slower': name(slow),
-          'claim': f'{claim:g}',
-          'claimed by': source,
-        }
-        | {model.short: middle(value, times) for model, value in pairs}
-      )
+    }
+    if any(ratios.values()):
+      pair = {'faster': name(fast), 'slower': name(slow), 'claim': f'{claim:g}'}
+      ours = {model: middle(value, times) for model, value in ratios.items()}
+      rows.append({**pair, 'claimed by': source, **ours})
   return Table(
     'Baselines against one another',
     rows,
@@ -324,36 +339,35 @@ def _between(models: Sequence[Model]) -> Table:
 
 def _setting(model: Model) -> Table:
   """Compares what was run with what the paper ran."""
-  ours, theirs = dict(model.facts), dict(model.published)
+  theirs = dict(model.published)
   runs = [run for group in model.groups.values() for run in group.runs.values()]
-  seen = [run['examples_seen'] for run in runs if 'examples_seen' in run]
-  (hot,) = _means(runs, 'examples_hot_share')
-  ours['examples_seen'] = max(seen, default=None)
-  ours['examples_hot_share'] = hot and hot.mean
+  seen, hot = (mean(runs, f'examples_{x}') for x in ('seen', 'hot_share'))
+  ours = {
+    **model.facts,
+    'examples_seen': round(seen.mean) if seen else None,
+    'examples_hot_share': hot.mean if hot else None,
+  }
   if ours.get('rows') and 'hot_rows' in ours:
     ours['hot_share'] = ours['hot_rows'] / ours['rows']
   if theirs:
     theirs['drop'] = paper.DROP_TARGET
+  count = '{:,}'.format
   lines: list[tuple[str, str, str, Callable[[Any], str]]] = [
-    ('rows of all tables', 'rows', 'rows', '{:,}'.format),
-    ('dim', 'dim', 'dim', str),
-    ('tables', 'tables', 'tables', str),
-    ('lookups per example', 'features_per_example', '', '{:,}'.format),
+    ('rows of all tables', 'rows', 'rows', count),
+    ('dim', 'dim', 'dim', count),
+    ('tables', 'tables', 'tables', count),
+    ('lookups per example', 'features_per_example', '', count),
     ('bytes of the tables', 'row_bytes', 'table_bytes', size),
-    ('batch size', 'batch_size', 'batch_size', '{:,}'.format),
-    ('examples of a run', 'examples_seen', 'examples', '{:,}'.format),
+    ('batch size', 'batch_size', 'batch_size', count),
+    ('examples of a run', 'examples_seen', 'examples', count),
     ('hot rows, of all', 'hot_share', 'hot_bytes_share', percent),
     ('hot examples, of all', *('examples_hot_share',) * 2, percent),
     ('drop target, of hot examples', 'drop_target', 'drop', percent),
     ('default policy', 'policy', '', str),
-    ('dense parameters', 'dense_parameters', '', '{:,}'.format),
+    ('dense parameters', 'dense_parameters', '', count),
   ]
   rows = [
-    {
-      '': title,
-      'here': form(ours[key]),
-      'paper': form(theirs[far]) if far in theirs else NONE,
-    }
+    (title, form(ours[key]), form(theirs[far]) if far in theirs else NONE)
     for title, key, far, form in lines
     if ours.get(key) is not None
   ]
@@ -362,10 +376,17 @@ def _setting(model: Model) -> Table:
     if theirs
     else 'No paper has this model.'
   )
-  return Table('Setting', [*rows, *_skew(model)], about)
+  return Table(
+    'Setting',
+    [
+      {'': title, 'here': here, 'paper': far}
+      for title, here, far in [*rows, *_skew(model)]
+    ],
+    about,
+  )
 
 
-def _skew(model: Model) -> list[dict[str, str]]:
+def _skew(model: Model) -> list[tuple[str, str, str]]:
   """Returns the shares of lookups that the most popular rows have."""
   points = sorted(
     (row['rank'], row['cumulative_share']) for row in model.rows['skew']
@@ -377,117 +398,60 @@ def _skew(model: Model) -> list[dict[str, str]]:
   counts = {f'{100 * x:g} % of the rows': x * rows for x in (0.001, 0.01, 0.1)}
   counts['hot rows'] = model.facts.get('hot_rows') or 0
   return [
-    {
-      '': f'lookups of the most popular {title}',
-      'here': percent(float(np.interp(count, ranks, shares))),
-      'paper': NONE,
-    }
+    (
+      f'lookups of the most popular {title}',
+      percent(float(np.interp(count, ranks, shares))),
+      NONE,
+    )
     for title, count in counts.items()
     if count >= ranks[0]
   ]
 
 
-Column = Callable[[Group], str]
-
-
-def _by_system(
-  title: str, groups: Sequence[Group], columns: dict[str, Column], about: str
-) -> Table:
-  """Makes a table with a row per system, without columns that say nothing."""
-  rows = [
-    {
-      column: text(group) if group.runs else 'failed'
-      for column, text in columns.items()
-    }
-    for group in groups
-  ]
-  known = [
-    column
-    for column in columns
-    if any(row[column] not in (NONE, 'failed', '0') for row in rows)
-  ]
-  if not known:
-    return Table(title, [])
-  return Table(
-    title,
-    [
-      {'system': group.name} | {column: row[column] for column in known}
-      for group, row in zip(groups, rows, strict=True)
-    ],
-    about,
-    strong=[n for n, group in enumerate(groups) if group.key in CONTENDERS],
-  )
-
-
-def _mean(column: str, form: Form, sure: bool = False) -> Column:
-  write = _sure if sure else middle
-  return lambda group: write(group.mean(column), form)
-
-
-def _over(other: Group | None, column: str) -> Column:
-  """Returns a column of ratios to another system."""
-  return lambda group: (
-    NONE if other is group else _sure(ratio(group, other, column), times)
-  )
-
-
 def _time(model: Model) -> Table:
   """Compares the seconds of the systems."""
-  columns: dict[str, Column] = {
-    'seeds': lambda group: str(len(group.runs)),
-    'seconds': _mean('seconds', '{:,.2f}'.format),
-    'examples/s': _mean('rate', '{:,.0f}'.format),
-  }
-
-  def ideal(group: Group, contender: Key) -> str:
-    estimate = without_overhead(model.groups, group, contender)
-    return NONE if group.key == contender else middle(estimate, times)
-
-  for key, policy in CONTENDERS.items():
-    columns[f'{policy}: times as fast'] = _over(model.groups.get(key), 'pace')
-    columns[f'{policy}: without overhead'] = functools.partial(
-      ideal, contender=key
-    )
-  columns["paper's claim"] = lambda group: _written_claim(model, group.key)
+  columns: list[Column] = [
+    ('seeds', lambda group: Estimate(len(group.runs)), '{:.0f}'.format),
+    ('seconds', 'seconds', '{:,.2f}'.format),
+    ('examples/s', 'examples/s', '{:,.0f}'.format),
+  ]
+  for policy in CONTENDERS.values():
+    columns += [
+      (f'{policy}: times as fast', f'speed, {policy}', times),
+      (f'{policy}: without overhead', f'ideal, {policy}', times),
+    ]
+  columns.append(("paper's claim", 'claim', '{:.4g}'.format))
   about = 'Training only. Times as fast: Slipstream against the system.'
   if curves := curves_of(model):
     goal = min(max(auc for _, auc in curve) for curve in curves.values())
-    columns[f'seconds to AUC {goal:.4f}'] = lambda group: (
-      f'{_seconds_to(goal, curves[group.key]):.2f}'
-      if group.key in curves
-      else NONE
+    columns.append(
+      (
+        f'seconds to AUC {goal:.4f}',
+        lambda group: _seconds_to(goal, curves.get(group.key)),
+        '{:.2f}'.format,
+      )
     )
     about += (
       ' The last column is of one seed, and its AUC the lowest of the best of '
       'all systems.'
     )
-  return _by_system('Time', [*model.groups.values()], columns, about)
+  return _by_system('Time', model.groups.values(), columns, about)
 
 
-def _seconds_to(goal: float, curve: list[tuple[float, float]]) -> float:
+def _seconds_to(
+  goal: float, curve: list[tuple[float, float]] | None
+) -> Estimate | None:
   """Interpolates when a curve first has an AUC that it reaches."""
+  if curve is None:
+    return None
   seconds, aucs = (np.array(x) for x in zip(*curve, strict=True))
   first = int(np.argmax(aucs >= goal))
   pair = slice(max(first - 1, 0), first + 1)
-  return float(np.interp(goal, aucs[pair], seconds[pair]))
+  return Estimate(float(np.interp(goal, aucs[pair], seconds[pair])))
 
 
 def _quality(model: Model) -> Table:
   """Compares AUC, log loss and accuracy on the test set."""
-  plain = model.groups.get(('plain', 'off'))
-
-  def of_test_set(group: Group) -> str:
-    names = ('auc', 'test_positives', 'test_examples')
-    auc, positives, examples = (group.mean(name) for name in names)
-    if auc is None or positives is None or examples is None:
-      return NONE
-    sizes = round(positives.mean), round(examples.mean)
-    bounds = estimates.of_test_set(auc.mean, *sizes)
-    return estimates.interval(bounds, quality)
-
-  def ahead(group: Group) -> str:
-    return NONE if group is plain else _sure(lead(group, plain, 'auc'), change)
-
   about = (
     'On held-out examples. The interval of one test set is that of a single '
     'run, after Hanley and McNeil. The others are those of the mean over seeds.'
@@ -496,58 +460,57 @@ def _quality(model: Model) -> Table:
     auc = f'{published["auc"]:.3f}' if published['auc'] else 'not given'
     about += (
       f" The papers' full run on the real {published['data']}: AUC {auc}, log "
-      f'loss {published["log_loss"]:.3f}, accuracy {published["accuracy"]:.2%}.'
+      f'loss {published["log_loss"]:.3f}, accuracy {published["accuracy"]:.4f}.'
     )
-  columns = {
-    'AUC': _mean('auc', quality, sure=True),
-    'AUC, one test set': of_test_set,
-    "AUC less streamed's": ahead,
-    'log loss': _mean('log_loss', quality, sure=True),
-    'accuracy': _mean('accuracy', percent, sure=True),
-  }
-  return _by_system('Quality', [*model.groups.values()], columns, about)
+  columns: list[Column] = [
+    ('AUC', 'auc', quality),
+    ('AUC, one test set', 'AUC, one test set', quality),
+    ("AUC less streamed's", 'AUC, streamed', change),
+    ('log loss', 'log_loss', quality),
+    ('accuracy', 'accuracy', quality),
+  ]
+  return _by_system('Quality', model.groups.values(), columns, about)
+
+
+def _amount(value: float) -> str:
+  return f'{value:,.0f}' if value >= 99.5 else f'{value:.3g}'
 
 
 def _traffic(model: Model) -> Table:
   """Compares bytes per example with one another and with the papers'."""
-  published = model.published
-  ours, fae = (model.groups.get(key) for key in (DEFAULT, ('fae', 'off')))
+  columns: list[Column] = [
+    ('to the device', 'loaded', _amount),
+    ('to the host', 'stored', _amount),
+    ('dense parameters', 'dense', _amount),
+    ('in all', 'moved in all', _amount),
+    ("tables, times the default policy's", 'bytes, default policy', times),
+    ('with dense', 'all bytes, default policy', times),
+    ("tables, times FAE's", 'bytes, FAE', times),
+  ]
   about = 'Bytes per example seen, exact counts.'
-  if published:
-    least = 8 * published['tables'] * published['dim']
+  if published := model.published:
+    whole, least = published['gigabytes'], 8 * published['tables']
+    passed = published['examples'] * paper.EPOCHS_OF_BYTES
+
+    def gigabytes(factor: float) -> Callable[[Group], Estimate | None]:
+      return lambda group: (
+        Estimate(whole[group.key[0]] * factor)
+        if group.key[0] in whole and group.key[1] == 'off'
+        else None
+      )
+
+    columns += [
+      ('paper, GB', gigabytes(1), '{:g}'.format),
+      ('paper, per example', gigabytes(1e9 / passed), _amount),
+      ("paper, times FAE's", gigabytes(1 / whole['fae']), times),
+    ]
     about += (
       f" FAE's paper has GB in {paper.EPOCHS_OF_BYTES} epochs of "
-      f'{published["examples"]:,} examples. Per example that is less than the '
-      f'{least:,} bytes of its embeddings and gradients: compare only ratios.'
+      f'{published["examples"]:,} examples. An example has '
+      f'{least * published["dim"]:,} bytes of embeddings and gradients, so '
+      'compare only ratios.'
     )
-
-  def amount(value: float) -> str:
-    return f'{value:,.0f}' if value >= 99.5 else f'{value:.3g}'
-
-  def far(form: Form) -> Column:
-    def text(group: Group) -> str:
-      system, skip = group.key
-      whole = published.get('gigabytes', {}).get(system)
-      return form(whole) if whole and skip == 'off' else NONE
-
-    return text
-
-  passed = published.get('examples', 1) * paper.EPOCHS_OF_BYTES
-  columns = {
-    'to the device': _mean('loaded', amount),
-    'to the host': _mean('stored', amount),
-    'dense parameters': _mean('dense', amount),
-    'in all': _mean('moved_in_all', amount),
-    "tables, times the default policy's": _over(ours, 'moved'),
-    'with dense': _over(ours, 'moved_in_all'),
-    "tables, times FAE's": _over(fae, 'moved'),
-    'paper, GB': far('{:g}'.format),
-    'paper, per example': far(lambda x: amount(x * 1e9 / passed)),
-    "paper, times FAE's": far(
-      lambda x: times(x / published['gigabytes']['fae'])
-    ),
-  }
-  return _by_system('Bytes moved', [*model.groups.values()], columns, about)
+  return _by_system('Bytes moved', model.groups.values(), columns, about)
 
 
 def _skipped(model: Model) -> Table:
@@ -555,14 +518,14 @@ def _skipped(model: Model) -> Table:
   return _by_system(
     'What is skipped, and what that costs',
     [group for key, group in model.groups.items() if key[1] != 'off'],
-    {
-      'dropped, of all': _mean('dropped', percent),
-      'dropped, of hot': _mean('dropped_of_hot', percent),
-      'hot examples': _mean('examples_hot_share', percent),
-      'choosing, of the time': _mean('choosing', percent),
-      'windows, of the time': _mean('watching', percent),
-      'both': _mean('overhead', percent),
-    },
+    [
+      ('dropped, of all', 'dropped', percent),
+      ('dropped, of hot', 'dropped of hot', percent),
+      ('hot examples', 'examples_hot_share', percent),
+      ('choosing, of the time', 'choosing', percent),
+      ('windows, of the time', 'windows', percent),
+      ('both', 'overhead', percent),
+    ],
     'Shares of the examples seen, warm-up and windows included. The paper '
     f'dropped {paper.DROPPED:.0%} of all on Criteo Kaggle. Choosing: scores, '
     'threshold and choice. Windows: snapshots, and comparing rows.',
@@ -573,13 +536,13 @@ def _memory(model: Model) -> Table:
   """Lists where each system keeps rows, and its rate of matrix products."""
   return _by_system(
     'Memory and matrix products',
-    [*model.groups.values()],
-    {
-      'device': _mean('device_bytes', size),
-      'host': _mean('host_bytes', size),
-      'hot lookups': _mean('lookups_hot_share', percent),
-      "of a plain product's rate": _mean('matrix_share', percent),
-    },
+    model.groups.values(),
+    [
+      ('device', 'device_bytes', size),
+      ('host', 'host_bytes', size),
+      ('hot lookups', 'lookups_hot_share', percent),
+      ("of a plain product's rate", 'matrix_share', percent),
+    ],
     'Bytes kept where, the share of lookups of hot rows, and the rate of a '
     "run's matrix products over that of a plain one of 1024 x 1024, measured "
     'once beforehand. It may be above 100 %.',
@@ -588,86 +551,71 @@ def _memory(model: Model) -> Table:
 
 def _phases(model: Model) -> Table:
   """Compares the milliseconds of each phase."""
-  keys, names, spent = phase_means(model)
+  spent = phases_of(model)
   about = 'Phases overlap: they add up to work, not to the time of a batch.'
-  alike = [((system, 'off'), 'step') for system in _ONE_PROGRAM]
-  same = [spent[key] for key in alike if key in spent]
+  alike = [spent.get((system, 'off'), {}) for system in _ONE_PROGRAM]
+  same = [ms['step'] for ms in alike if 'step' in ms]
   if len(same) > 1:
     about += (
       ' Systems are timed one after another, so phases also differ by what '
       'else the machine did. For example, `step` is the same program for '
       f'{len(same)} of them, which took {min(same):.1f} to {max(same):.1f} ms.'
     )
-
-  def ms(key: Key, phase: str) -> str:
-    value = spent.get((key, phase))
-    return NONE if value is None else f'{value:.3f}'
-
-  rows = [
-    {'system': name(key)} | {x: ms(key, x) for x in names} for key in keys
-  ]
-  return Table('Time by phase, ms per batch', rows, about)
-
-
-def _means(rows: Sequence[Row], *columns: str) -> list[Estimate | None]:
-  return [
-    estimates.mean([row[column] for row in rows if column in row])
-    for column in columns
-  ]
+  known = [x for x in PHASES if any(x in ms for ms in spent.values())]
+  return Table(
+    'Time by phase, ms per batch',
+    [
+      {'system': name(key)}
+      | {x: f'{ms[x]:.3f}' if x in ms else NONE for x in known}
+      for key, ms in spent.items()
+    ],
+    about,
+  )
 
 
 def _naive(model: Model) -> Table:
   """Lists what it costs if all hot or all cold rows stand still."""
-  base = {
-    row['seed']: row.get('accuracy')
-    for row in model.rows['naive']
-    if row['variant'] == 'none'
-  }
+  rows = model.rows['naive']
+  base = {x['seed']: x.get('accuracy') for x in rows if x['variant'] == 'none'}
   lines = []
   for variant, title in _STANDING.items():
-    rows = [row for row in model.rows['naive'] if row['variant'] == variant]
+    mine = [row for row in rows if row['variant'] == variant]
     lost = [
       base[row['seed']] - row['accuracy']
-      for row in rows
+      for row in mine
       if 'accuracy' in row and base.get(row['seed']) and variant != 'none'
     ]
-    auc, log_loss, accuracy = _means(rows, 'auc', 'log_loss', 'accuracy')
     lines.append(
       {
         'after the warm-up': title,
-        'accuracy': middle(accuracy, percent),
+        'accuracy': middle(mean(mine, 'accuracy'), percent),
         'accuracy lost': _sure(estimates.mean(lost), '{:.2%}'.format),
-        'AUC': middle(auc, quality),
-        'log loss': middle(log_loss, quality),
+        'AUC': middle(mean(mine, 'auc'), quality),
+        'log loss': middle(mean(mine, 'log_loss'), quality),
       }
     )
   low, high = paper.NAIVE_LOSS
-  return Table(
-    'Naive skipping',
-    lines if model.rows['naive'] else [],
-    f'In the paper either costs {low:.0%} to {high:.0%} of accuracy.',
-  )
+  about = f'In the paper either costs {low:.0%} to {high:.0%} of accuracy.'
+  return Table('Naive skipping', lines if rows else [], about)
 
 
 def _thresholds(model: Model) -> Table:
   """Lists threshold, drop rate and quality by drop target."""
-  lines = []
-  for target in sorted({row['drop_target'] for row in model.rows['threshold']}):
-    rows = [x for x in model.rows['threshold'] if x['drop_target'] == target]
-    columns = ('threshold', 'drop_rate', 'auc', 'log_loss')
-    threshold, rate, auc, log_loss = _means(rows, *columns)
-    lines.append(
-      {
-        'drop target': f'{target:.0%}',
-        'threshold': middle(threshold, '{:.3g}'.format),
-        'drop rate': middle(rate, percent),
-        'AUC': _sure(auc, quality),
-        'log loss': middle(log_loss, quality),
-      }
-    )
+  by_target: dict[float, list[Row]] = {}
+  for row in model.rows['threshold']:
+    by_target.setdefault(row['drop_target'], []).append(row)
   return Table(
     'Threshold, drop rate and quality',
-    lines,
+    [
+      {
+        'drop target': f'{target:.0%}',
+        'threshold': middle(mean(rows, 'threshold'), '{:.3g}'.format),
+        'drop rate': middle(mean(rows, 'drop_rate'), percent),
+        'AUC': _sure(mean(rows, 'auc'), quality),
+        'log loss': middle(mean(rows, 'log_loss'), quality),
+      }
+      for target, rows in sorted(by_target.items())
+    ],
     'Drop rate: of the hot examples that came while skipping.',
   )
 
@@ -675,24 +623,22 @@ def _thresholds(model: Model) -> Table:
 def _modelled(model: Model) -> Table:
   """Lists the times that the model of the link gives."""
   lines = []
-  for key in model.groups:
-    runs, phases = (
-      [x for x in model.rows[kind] if (x['system'], x['skip']) == key]
-      for kind in ('run', 'phase')
-    )
-    counts = link.counts_of(runs, phases, model.facts)
+  spent = phases_of(model)
+  for key, group in model.groups.items():
+    runs = [*group.runs.values()]
+    counts = link.counts_of(runs, spent.get(key, {}), model.facts)
     if counts is None:
       continue
     for step_ms in link.STEP_MS:
-      spent = {
-        one.name: link.modelled(counts, one, step_ms)
-        for one in link.LINKS.values()
+      modelled = {
+        title: link.modelled(counts, one, step_ms)
+        for title, one in link.LINKS.items()
       }
-      binds = dict.fromkeys(x.binds.replace('_', ' ') for x in spent.values())
+      binds = dict.fromkeys(x.binds for x in modelled.values())
       lines.append(
-        {'system': name(key), 'device step, ms': f'{step_ms:g}'}
-        | {x: f'{time.ms_per_batch:.3f}' for x, time in spent.items()}
-        | {'what binds': ' or '.join(binds)}
+        {'system': group.name, 'device step, ms': f'{step_ms:g}'}
+        | {x: f'{time.ms_per_batch:.3f}' for x, time in modelled.items()}
+        | {'what binds': ' or '.join(binds).replace('_', ' ')}
       )
   return Table(
     model.short,

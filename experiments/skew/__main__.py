@@ -27,11 +27,7 @@ _SAMPLES = flags.DEFINE_string('samples', None, 'Folder with real samples.')
 
 
 def main() -> None:
-  """Measures, prints, and writes what --workdir asks for.
-
-  Raises:
-    UserError: a flag is invalid, or a sample is missing.
-  """
+  """Measures and prints. See `job.compare`."""
   from experiments.skew import job
 
   job.compare(_PROXIES.value, _SEED.value, _WORKDIR.value, _SAMPLES.value)

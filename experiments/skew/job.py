@@ -46,11 +46,7 @@ def compare(
 ) -> None:
   """Measures proxies, prints their skew, and writes it to a folder, if any.
 
-  Args:
-    names: of the proxies. Empty: all of `PUBLISHED`.
-    seed: of their streams.
-    workdir: the folder to write to.
-    samples_folder: has real samples to draw beside them.
+  The arguments are those of the program.
 
   Raises:
     UserError: there is no such proxy, or a sample is missing.
@@ -204,7 +200,7 @@ def proxy_curve(proxy: Proxy, lines: int) -> np.ndarray:
   """Returns the lookups of each row in a number of examples, most first.
 
   A line of a log of sequences is one item that a user looked at, so the first
-  step stands for an example there.
+  step represents an example there.
   """
   (lookups,) = lookups_of(proxy, PROFILE_START, lines, lines)
   first = lookups.reshape(*lookups.shape[:2], -1)[:, :, 0]

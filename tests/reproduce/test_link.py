@@ -163,7 +163,7 @@ COUNTS = st.builds(
 @given(counts=COUNTS, faster=st.floats(1, 30), step_ms=st.floats(0, 4))
 def test_less_to_do_never_takes_longer(counts, faster, step_ms):
   time = modelled(counts, PCIE, step_ms).ms_per_batch
-  wide = Link('', 24.0 * faster, 24.0 * faster, PCIE.latency_us)
+  wide = Link(24.0 * faster, 24.0 * faster, PCIE.latency_us)
   fewer = counts._replace(bytes_loaded=counts.bytes_loaded / faster)
   more = counts._replace(workers=counts.workers + 1)
   rounding = 1e-9
@@ -211,22 +211,15 @@ def runs(system, skip, *dropped_and_loaded):
 
 
 def test_counts_are_means_over_seeds():
-  phases = [
-    {'phase': phase, 'ms_per_batch': ms}
-    for ms in (1.0, 3.0)
-    for phase in ('gather', 'host_update', 'put')
-  ]
   model = {'batch_size': 1000, 'features_per_example': 6}
   ms = {'gather': 2.0, 'host_update': 2.0, 'put': 2.0}
   xdl = runs('xdl', 'off', (0, 2_000_000), (0, 4_000_000))
-  failed = {'system': 'xdl', 'skip': 'off', 'status': 'it must not fail'}
   # Its rows and their places, and half of the dense parameters each way.
   expected = Counts('xdl', 3e6 + 24e3 + 4e6, 1e6 + 4e6, ms)
-  counts = link.counts_of([*xdl, failed], phases, model)
-  assert counts._replace(popular=0.0) == expected
+  assert link.counts_of(xdl, ms, model)._replace(popular=0.0) == expected
   # Of 12,000 examples 7,200 were popular, and 2,000 of these were dropped.
   fae = runs('fae', 'ours', (2000, 3_000_000))
   expected = Counts('fae', 3e6, 1e6, ms, 0.52)
-  assert link.counts_of(fae, phases, model) == expected
-  assert link.counts_of([failed], phases, model) is None
-  assert link.counts_of(xdl, [], model) is None
+  assert link.counts_of(fae, ms, model) == expected
+  assert link.counts_of([], ms, model) is None
+  assert link.counts_of(xdl, {}, model) is None

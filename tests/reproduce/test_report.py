@@ -109,7 +109,8 @@ def test_quality_and_its_intervals_are_those_of_the_table(parsed, column):
   q1, q2 = a / (2 - a), 2 * a * a / (1 + a)
   variance = a * (1 - a) + (n1 - 1) * (q1 - a * a) + (n0 - 1) * (q2 - a * a)
   half = 1.959964 * math.sqrt(variance / n1 / n0)
-  assert row['AUC, one test set'] == f'{a - half:.4f} to {a + half:.4f}'
+  expected = f'{a:.4f} ({a - half:.4f} to {a + half:.4f})'
+  assert row['AUC, one test set'] == expected
 
 
 def test_drop_rates_and_overhead_are_those_of_the_table(parsed, column):
