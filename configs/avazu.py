@@ -2,21 +2,21 @@
 
     python -m experiments.run --config=configs/avazu.py --config.data.path=FILE
 
-trains one epoch on Avazu's train.csv or train.gz, held in memory: 40.4 M lines
-take some 25 GB, prepare them first where that is too much. To test on it holds
-out the last day, 30 October 2014 (4.2 M lines); `--config.data.test_share=0.2`
-leaves the 32.3 M examples to train on that RM4 has. Published for that, and not
+trains one epoch on Avazu's train.csv or train.gz, which is held in memory. Its
+40.4 M lines take 25 GB; `experiments.prepare` packs them if that is too much.
+The last day, 30 October 2014 (4.2 M lines), is held out to test on. RM4 trains
+on 32.3 M examples: `--config.data.test_share=0.2`. Published for that, and not
 yet run here: AUC 0.758, log loss 0.390, accuracy 83.61 %. Variants:
 
-* `configs/avazu.py:sample`: files of some 10,000 lines; two epochs in file
-  order, the last fifth of a single day to test, ids seen fewer than 4 times
+* `configs/avazu.py:sample`: files of about 10,000 lines. Two epochs in file
+  order, the last fifth of a single day to test on. Ids seen fewer than 4 times
   share a row. On the first 9,999 lines (one hour) of train.csv it takes 2 s,
   and 10 s to compile.
   Expected: AUC 0.7235, log loss 0.4078.
   Other seeds give an AUC of 0.719 to 0.724. Logistic regression on the same
   rows gives 0.726, and log loss 0.406.
-* `configs/avazu.py:smoke`: seconds, on a synthetic stream with 21 small tables;
-  says nothing about clicks.
+* `configs/avazu.py:smoke`: seconds, on a synthetic stream with 21 small tables.
+  It says nothing about clicks.
 """
 
 import ml_collections
@@ -25,7 +25,7 @@ from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings; `variant` is '', 'sample' or 'smoke'.
+  """Returns the settings. `variant` is '', 'sample' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
@@ -59,7 +59,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _sample(config: ml_collections.ConfigDict) -> None:
-  """One hour of clicks, 10,000 lines: of a single day, so the last fifth."""
+  """Changes settings for one hour of clicks. The last fifth is to test on."""
   config.data.batch_size = 128
   config.data.test_share = 0.2
   config.data.min_count = 4
@@ -78,7 +78,7 @@ def _sample(config: ml_collections.ConfigDict) -> None:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds over 21 small tables."""
+  """Changes settings for a run of seconds on 21 small tables."""
   common.smoke(config)
   config.data.rows = (7, 7, 300, 400, 26, 500, 60, 36, 9000, 20_000, 1000) + (
     (5, 4, 200, 8, 9, 90, 4, 60, 150, 50)

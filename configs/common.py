@@ -1,7 +1,7 @@
-"""Sections that configs share: each function adds one of them to a config.
+"""Adds to a config the sections that all configs share.
 
-Sections stand in a config in the order in which a run needs them: data, model,
-optimizers, hot rows and skipping, placement and training.
+Sections come in the order in which a run needs them: data, model, optimizers,
+hot rows and skipping, placement and training.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ Chain = tuple[tuple[str, dict[str, Any]], ...]
 
 
 def start(variant: str, variants: tuple[str, ...]) -> ConfigDict:
-  """A config without sections.
+  """Returns a config without sections.
 
   Raises:
     ValueError: there is no such variant.
@@ -22,7 +22,7 @@ def start(variant: str, variants: tuple[str, ...]) -> ConfigDict:
   if variant not in variants:
     raise ValueError(f'variant must be one of {variants}, got {variant!r}')
   config = ConfigDict()
-  config.seed = 0  # of the data's order, the model, the rows and the choices
+  config.seed = 0  # seed of data order, model, rows and skipping
   config.resume = False  # continue the run in --workdir
   return config
 
@@ -33,62 +33,62 @@ def files(
   batch_size: int,
   source: str | None = None,
 ) -> None:
-  """Section `data`: raw files, the folder they were packed into, or a function.
+  """Adds section `data`: raw files, a packed folder, or a function.
 
   Args:
-    config: gets it.
-    format: of raw files; None where a function of one's own makes the data.
+    config: the config.
+    format: format of raw files. None if a function makes the data.
     batch_size: examples of a step.
-    source: that function, 'my_package.my_module:function'.
+    source: the function that makes the data, 'my_package.my_module:function'.
   """
   data = config.data = ConfigDict()
-  # 'my_package.my_module:function' that makes a Dataset of the config: one's
-  # own data, in place of all below but the batch size.
+  # 'my_package.my_module:function' that makes a Dataset of the config. It
+  # replaces all keys below but the batch size.
   data.source = placeholder(str) if source is None else source
   data.path = placeholder(str)  # a raw file, or a packed folder
   data.raw = placeholder(str)  # what experiments.prepare packs into the path
-  # Of raw files: 'criteo', 'terabyte', 'avazu', 'taobao', 'movielens' or
-  # 'tfds'.
+  # Format of raw files: 'criteo', 'terabyte', 'avazu', 'taobao', 'movielens'
+  # or 'tfds'.
   data.format = placeholder(str) if format is None else format
-  data.bad_lines = 0  # of raw files, the most that may be skipped
-  # Share of the examples to test on, from the end; None: the format's own
-  # split.
+  data.bad_lines = 0  # malformed lines of raw files that may be skipped
+  # Share of the examples to test on, from the end. None: the format's split.
   data.test_share = placeholder(float)
-  data.min_count = 1  # ids seen less often share one row
+  data.min_count = 1  # ids with fewer examples share one row
   data.hash_rows = placeholder(int)  # most rows of a table; None: no hashing
   data.batch_size = batch_size  # examples of a step
-  data.shuffle = True  # what is trained on, anew in each epoch
+  data.shuffle = True  # shuffles training examples in each epoch
 
 
 def synthetic(config: ConfigDict, proxy: str) -> None:
-  """Adds to `data` the proxy that is trained on where there is no path."""
+  """Adds to `data` the synthetic proxy that is used without a path."""
   data = config.data
-  # Made-up clicks, without a path: 'kaggle', 'terabyte', 'avazu', 'taobao' or
-  # 'movielens'.
+  # Synthetic clicks, used without a path: 'kaggle', 'terabyte', 'avazu',
+  # 'taobao' or 'movielens'.
   data.proxy = proxy
-  data.rows = placeholder(tuple)  # of each table, in place of the data set's
-  data.test_examples = 1 << 18  # of the proxy
-  data.drift_examples = 0  # examples after which hot ids cool; 0: never
-  data.saturation = 0.0  # more: popular rows carry more of the signal
+  data.rows = placeholder(tuple)  # rows of each table of the proxy
+  data.test_examples = 1 << 18  # test examples of the proxy
+  data.drift_examples = 0  # examples until hot ids become rare; 0: never
+  data.saturation = 0.0  # above 0, popular rows carry more of the signal
 
 
 def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
-  """Section `model`; `sizes` are further keys, for a model of one's own."""
+  """Adds section `model`. `sizes` are more keys, for a model of the user's."""
   model = config.model = ConfigDict()
   # 'dlrm', 'tbsm', or 'my_package.my_module:function' that makes a model of
   # this section.
   model.name = name
-  model.dim = dim  # of a row
-  # Of what enters top: 'none', 'layer' or 'batch'.
+  model.dim = dim  # elements of a row
+  # Normalization of the input of top: 'none', 'layer' or 'batch'.
   model.normalization = 'none'
-  # Of matrix products, summed in float32: 'float32' or 'bfloat16'.
+  # Dtype of matrix products, summed in float32: 'float32' or 'bfloat16'.
   model.compute_dtype = 'float32'
-  # Of rows: 'float32', or 'bfloat16' or 'float16' with stochastic rounding.
+  # Dtype of rows: 'float32', or 'bfloat16' or 'float16' with stochastic
+  # rounding.
   model.table_dtype = 'float32'
-  # Of lists of ids, 'sum', 'mean', 'sqrtn' or 'none', where sequences stay
-  # sequences; None: as the data set has them.
+  # Pooling of lists of ids: 'sum', 'mean', 'sqrtn', or 'none', which keeps
+  # sequences. None: as the data set says.
   model.pooling = placeholder(str)
-  # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
+  # Rows start uniform in [-x, x]. None: x is 1/sqrt(rows of the table).
   model.init_scale = placeholder(float)
   model.update(sizes)
 
@@ -100,12 +100,12 @@ def dlrm(
   top: tuple[int, ...],
   first_order: bool = False,
 ) -> None:
-  """Section `model` of a DLRM."""
+  """Adds section `model` of a DLRM."""
   model(config, 'dlrm', dim)
   config.model.bottom = bottom  # widths of the layers over the dense features
-  # Widths of the layers over the interactions, less the last one, of 1.
+  # Widths of the layers over the interactions, without the last, of width 1.
   config.model.top = top
-  # Adds a weight for each row, as a factorization machine has.
+  # Adds a weight for each row, as in a factorization machine.
   config.model.first_order = first_order
 
 
@@ -117,7 +117,7 @@ def tbsm(
   attention: tuple[int, ...],
   final: tuple[int, ...],
 ) -> None:
-  """Section `model` of a TBSM."""
+  """Adds section `model` of a TBSM."""
   model(config, 'tbsm', dim)
   config.model.bottom = bottom
   config.model.top = top
@@ -128,18 +128,18 @@ def tbsm(
 def optimizers(
   config: ConfigDict, rows: Chain, dense: Chain, dense_final: float
 ) -> None:
-  """Section `optimizer`: of the rows, and of the model's parameters."""
+  """Adds section `optimizer`, for rows and for the model's parameters."""
   optimizer = config.optimizer = ConfigDict()
-  # Names and arguments, in order: of slipstream_jax's row optimizers, or optax.
+  # Names and arguments of row optimizers of slipstream_jax, or of optax.
   optimizer.rows = rows
-  optimizer.dense = dense  # of optax, for the model's parameters
-  # Share of the dense learning rate that is left at the end of the data, after
-  # a linear fall; 1.0 keeps it constant.
+  optimizer.dense = dense  # the same, of optax, for the model's parameters
+  # Share of the dense learning rate at the end of the data, after a linear
+  # decay. 1.0 keeps it constant.
   optimizer.dense_final = dense_final
 
 
 def hot_rows(config: ConfigDict, bytes: int, profile_examples: int) -> None:
-  """Section `hot`: popular rows, for skipping, pinning and warming a cache."""
+  """Adds section `hot`: popular rows for skipping, pinning and caches."""
   hot = config.hot = ConfigDict()
   hot.bytes = bytes  # device memory for the popular rows
   hot.profile_examples = profile_examples  # read first, to find those rows
@@ -148,137 +148,139 @@ def hot_rows(config: ConfigDict, bytes: int, profile_examples: int) -> None:
 def skipping(
   config: ConfigDict, policy: str, alpha: int | tuple[int, ...] | None = None
 ) -> None:
-  """Section `skip`, but for its phases: see `phases`.
+  """Adds section `skip` without its phases; see `phases`.
 
   Args:
-    config: gets it.
-    policy: of `POLICIES`.
-    alpha: stale lookups that make an example stale; None: all of them.
+    config: the config.
+    policy: one of `POLICIES`.
+    alpha: stale lookups that make an example stale. None: all of them.
   """
   skip = config.skip = ConfigDict()
-  # 'examples': leave examples out; 'rows': let stale rows stand still; 'off'.
+  # 'examples' leaves examples out, 'rows' freezes stale rows, 'off'.
   skip.mode = 'examples'
-  # Which examples: 'surprise', 'surprise_offset', 'local_case_control',
-  # 'infobatch_once', 'negatives', 'importance', 'stale', 'stale_revisit',
-  # 'stale_negatives', 'stale_importance', 'random' or 'random_weighted'.
+  # Which examples are kept: 'surprise', 'surprise_offset',
+  # 'local_case_control', 'infobatch_once', 'negatives', 'importance', 'stale',
+  # 'stale_revisit', 'stale_negatives', 'stale_importance', 'random' or
+  # 'random_weighted'.
   skip.policy = policy
-  # Examples to drop, as a share of those of skip.drop_of; or the word auto: as
-  # many as cost less than skip.auto_cost.
+  # Share of the examples of skip.drop_of to drop. The word auto drops as many
+  # as skip.auto_cost allows.
   skip.drop = FieldReference(0.3, field_type=object)
-  skip.auto_cost = 0.001  # share of the log loss that auto may cost
-  # What predicts clicks, for policies that ask for it: 'pairs' or 'linear'.
+  skip.auto_cost = 0.001  # share of the log loss that auto may lose
+  # Model that predicts clicks for policies that need it: 'pairs', 'linear'.
   skip.scorer = 'linear'
-  skip.drop_of = 'all'  # what it is a share of: 'all' examples, or the 'hot'
-  # Batches from one fit of the policy's scale to the next; 0: once a period.
+  skip.drop_of = 'all'  # skip.drop is a share of 'all' or 'hot' examples
+  # Batches between two fits of the policy. 0: one fit in each period.
   skip.refit_batches = 10
-  # What is kept is cut into full batches again; False: a step for what is kept
-  # of each batch, so that there are as many steps as in a plain run.
+  # Whether kept examples are cut into full batches again. False: a step for
+  # the kept examples of each batch, so there are as many steps as without.
   skip.refill = True
-  # Part of the chance to be kept that is alike for all; None: the policy's.
+  # Part of the chance to be kept that is equal for all. None: the policy's.
   skip.uniform = placeholder(float)
-  # Share of the run's batches after which nothing is dropped; None: never.
+  # Share of the run after which nothing is dropped. None: the whole run.
   skip.until = placeholder(float)
-  # Stale lookups that make an example stale; None: all of them.
+  # Stale lookups that make an example stale. None: all of them.
   skip.alpha = placeholder(int) if alpha is None else alpha
-  skip.min_touches = 1  # 0: rows not touched are stale, as published
-  # Row change below which a row is stale; None: what meets the drop target.
+  skip.min_touches = 1  # 0: untouched rows are stale, too, as published
+  # Rows that change less are stale. None: the value that meets the target.
   skip.threshold = placeholder(float)
-  skip.warm_up_again = False  # warm up in each period, as published
+  skip.warm_up_again = False  # warms up in each period, as published
 
 
 def phases(
   config: ConfigDict, warm_up: int, window: int, settle: int, period: int
 ) -> None:
-  """Phases of `skip`, in batches: see slipstream_jax/schedules/phases.py."""
-  config.skip.warm_up_batches = warm_up  # trained before anything is compared
-  config.skip.window_batches = window  # between a snapshot and its comparison
-  config.skip.settle_batches = settle  # until its outcome is used
-  config.skip.period_batches = period  # from one window to the next
+  """Adds the phases of `skip`; see slipstream_jax/schedules/phases.py."""
+  config.skip.warm_up_batches = warm_up  # batches before the first window
+  config.skip.window_batches = window  # batches in which changes are measured
+  config.skip.settle_batches = settle  # batches until the result is used
+  config.skip.period_batches = period  # batches from window to window
 
 
 def training(config: ConfigDict) -> None:
-  """What is left: placement, steps, evaluation, and what is told."""
-  # Way to train: 'plain', 'cached', 'xdl', 'dlrm_hybrid', 'fae', 'fae_pinned',
-  # 'hotline' or 'hotline_micro'; all but 'plain' have a placement of their own.
+  """Adds placement, training, checkpoints, evaluation and logging."""
+  # Published system: 'plain', 'cached', 'xdl', 'dlrm_hybrid', 'fae',
+  # 'fae_pinned', 'hotline' or 'hotline_micro'. All but 'plain' have their own
+  # placement.
   config.system = 'plain'
   # Rows on the device: 'resident', 'streamed', 'swapped', 'pinned' or
   # 'cached'.
   config.placement = 'pinned'
   config.cache = ConfigDict()
-  # Rows that a cache keeps: up to 1 a share of all rows.
+  # Rows that a cache keeps. Up to 1 it is a share of all rows.
   config.cache.capacity = 0.01
-  # Who leaves: 'look_ahead', 'lfu', 'lru', 'static'.
+  # Eviction: 'look_ahead', 'lfu', 'lru' or 'static'.
   config.cache.eviction = 'look_ahead'
-  config.cache.look_ahead_batches = 16  # that a cache may know ahead
+  config.cache.look_ahead_batches = 16  # batches that a cache knows ahead
   config.store = ConfigDict()
-  # Where rows are that the device does not keep: in 'memory'; in a 'file' on a
-  # disk; or 'tiered', on a disk, and the ones used last in memory, too.
+  # Where rows that are not on the device are kept: in 'memory', in a 'file' on
+  # a disk, or 'tiered': on a disk, with the ones used last in memory.
   config.store.kind = 'memory'
-  config.store.dram_bytes = 1 << 32  # of tiered rows, those in host memory
-  # Folder on that disk, for a file as long as the run; None: the system's for
-  # temporary files.
+  config.store.dram_bytes = 1 << 32  # host memory for tiered rows
+  # Folder for the file of rows, which is removed after the run. None: the
+  # system's folder of temporary files.
   config.store.path = placeholder(str)
   config.prefetch_batches = 2  # batches prepared ahead of the step
-  # Threads that find unique rows, of a batch each; None: as many as there are
-  # cores, at most 8.
+  # Threads that find unique rows, each of one batch. None: one for each core,
+  # at most 8.
   config.workers = placeholder(int)
 
   config.train = ConfigDict()
-  # Batches to read; a step each, but for those that skipping leaves out. 0:
-  # train.epochs passes over the data instead.
+  # Batches to read. Skipping makes fewer steps of them. 0: train.epochs passes
+  # over the data.
   config.train.steps = 0
   config.train.epochs = 1  # passes over the data
-  config.train.endless_steps = 2000  # batches, where the data has no end
+  config.train.endless_steps = 2000  # batches to read of endless data
   config.train.checkpoint_steps = 0  # steps between checkpoints; 0: at the end
-  # Whether the last checkpoint stays once the run is finished: to predict, and
-  # to train on. Until then there is one in any case where resuming needs it.
+  # Whether the last checkpoint stays when the run is finished, to predict and
+  # to train longer.
   config.train.keep_checkpoint = True
-  # A step whose loss is not finite: 'stop' the run; 'skip': it changes nothing;
-  # 'rollback': back to the last checkpoint, and past its batch.
+  # If a loss is not finite: 'stop' the run, 'skip' the step, or 'rollback' to
+  # the last checkpoint and leave the batch out.
   config.train.on_bad_loss = 'stop'
-  config.train.most_bad_losses = 10  # after which the run stops in any case
-  # Of an element of a row; above it, and 100 times what it was, the run warns.
+  config.train.most_bad_losses = 10  # the run stops after more of them
+  # The run warns of larger elements of rows that are 100 times the first.
   config.train.largest_element = 1000.0
 
   config.checkpoint = ConfigDict()
-  # Where checkpoints go: a folder, or a URL such as s3://bucket/run; None: a
-  # folder of the workdir.
+  # Folder of the checkpoints, or a URL such as s3://bucket/run. None: a folder
+  # of the workdir.
   config.checkpoint.path = placeholder(str)
-  # Rows that one has: 'consecutive', those changed since the one before;
-  # 'one_shot', since the base; 'intermittent', likewise, with a new base where
-  # that costs less; 'full', all that took a step.
+  # Rows in a checkpoint: 'consecutive', changed since the previous checkpoint,
+  # 'one_shot', changed since the base, 'intermittent', the same with a new base
+  # if that costs less, or 'full', all rows that were ever updated.
   config.checkpoint.policy = 'consecutive'
-  config.checkpoint.keep = 2  # that can be restored
-  # Host memory for rows that change before they are written: once it is spent,
+  config.checkpoint.keep = 2  # checkpoints to keep
+  # Host memory for rows that change before they are written. If it is used up,
   # steps wait.
   config.checkpoint.memory_bytes = 1 << 28
-  # Increments become a base, in the background, once they are so many times as
-  # large as theirs; 0: never.
+  # Increments are merged into a base, in the background, when they are this
+  # many times as large as the base. 0: never.
   config.checkpoint.consolidate = 1.0
-  # Of the rows: 'raw'; or 'int8', 'int4', 'int3' or 'int2', smaller, but no run
-  # goes on from them.
+  # Format of rows: 'raw', or the smaller 'int8', 'int4', 'int3' or 'int2', from
+  # which no run can resume.
   config.checkpoint.codec = 'raw'
-  # Where one cannot be written: 'stop'; or 'warn', and the next one catches up.
+  # If a checkpoint cannot be written: 'stop', or 'warn' and try the next one.
   config.checkpoint.on_error = 'stop'
-  config.checkpoint.grace_seconds = 300.0  # to save in, once asked to end
+  config.checkpoint.grace_seconds = 300.0  # to save after a Ctrl-C or SIGTERM
 
   config.eval = ConfigDict()
   config.eval.batch_size = 8192  # examples scored at once
-  # Of packed data, 'test'; or 'validation', to tune on.
+  # Held-out split of packed data: 'test', or 'validation' to tune on.
   config.eval.split = 'test'
   # Steps between points of the learning curve; 0: none.
   config.eval.curve_steps = 250
-  config.eval.curve_examples = 1 << 15  # that are scored for a point
+  config.eval.curve_examples = 1 << 15  # examples scored for a point
 
-  config.log_steps = 20  # steps that a line of the metrics sums up
-  # Whether a trace of some steps is written to the workdir, for JAX's profiler.
+  config.log_steps = 20  # steps between lines of the metrics
+  # Whether to write a trace of some steps into the workdir, for JAX's profiler.
   config.profile = False
 
 
 def sample(config: ConfigDict) -> None:
-  """For text of some 100,000 lines, every example of which still teaches.
+  """Changes settings for text of about 100,000 lines, without skipping.
 
-  What skipping would cost there is in docs/skipping.md.
+  docs/skipping.md has the cost of skipping there.
   """
   config.skip.mode = 'off'
   config.placement = 'streamed'
@@ -288,7 +290,7 @@ def sample(config: ConfigDict) -> None:
 
 
 def smoke(config: ConfigDict) -> None:
-  """A run of seconds over a proxy with small tables, for tests and laptops."""
+  """Changes settings for a run of seconds on small synthetic tables."""
   config.data.batch_size = 256
   config.data.test_examples = 4096
   hot_rows(config, bytes=1 << 19, profile_examples=1 << 15)

@@ -11,17 +11,17 @@ Expected: AUC 0.7698, log loss 0.4717.
 
     python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
 
-trains on raw Criteo text. What should not be in memory is packed into a folder
-first, where the path is then a folder: of `config.data`, training heeds only
-`batch_size` and `shuffle`.
+trains on raw Criteo text, which is held in memory. Larger files are packed into
+a folder first, which is then the path. With it, training uses only `batch_size`
+and `shuffle` of `config.data`.
 
     python -m experiments.prepare --config=configs/criteo.py \
         --config.data.raw=FILE --config.data.path=DIR
 
 Variants of the config:
 
-* `configs/criteo.py:sample`: text samples of some 100,000 lines; one epoch in
-  file order, the last fifth to test, ids seen fewer than 4 times share a row.
+* `configs/criteo.py:sample`: samples of about 100,000 lines. One epoch in file
+  order, the last fifth to test on. Ids seen fewer than 4 times share a row.
   On 80,000 lines reconstructed from a hashed cache of dac_sample it takes 2 s.
   Expected: AUC 0.7715, log loss 0.4403.
 * `configs/criteo.py:smoke`: seconds, on small tables.
@@ -33,7 +33,7 @@ from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings; `variant` is '', 'sample' or 'smoke'.
+  """Returns the settings. `variant` is '', 'sample' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
@@ -67,7 +67,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _sample(config: ml_collections.ConfigDict) -> None:
-  """For samples of raw text, of some 100,000 lines."""
+  """Changes settings for samples of about 100,000 lines."""
   config.data.batch_size = 256
   config.data.test_share = 0.2
   config.data.min_count = 4
@@ -86,7 +86,7 @@ def _sample(config: ml_collections.ConfigDict) -> None:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds over small tables, for tests and laptops."""
+  """Changes settings for a run of seconds on small tables."""
   common.smoke(config)
   config.data.test_share = 0.2
   config.data.rows = (100, 50, 10_000, 2000, 300, 24, 1200, 600, 3) + (50,) * 17

@@ -5,15 +5,15 @@
 
 trains one epoch on the raw file of any of GroupLens' sets: `u.data` of ml-100k,
 `ratings.dat` of ml-1m and ml-10m, `ratings.csv` of ml-20m, ml-25m, ml-32m and
-ml-latest, plain or gzip; no TensorFlow is needed. The latest fifth is held out,
-which is harder than the random fifth that is often reported. Without a path it
+ml-latest, plain or gzip. No TensorFlow is needed. The latest fifth is held out.
+That is harder than the random fifth that is often reported. Without a path it
 trains on a synthetic proxy with the sizes of ml-25m. Not yet run here on any
 real file: there is no figure to expect. Variants:
 
 * `configs/movielens.py:sample`: for ml-100k and ml-1m, small and shuffled, two
   epochs, ids seen fewer than 4 times share a row.
 * `configs/movielens.py:smoke`: seconds, on a synthetic stream with two small
-  tables; says nothing about movies.
+  tables. It says nothing about movies.
 """
 
 import ml_collections
@@ -22,7 +22,7 @@ from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings; `variant` is '', 'sample' or 'smoke'.
+  """Returns the settings. `variant` is '', 'sample' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
@@ -53,7 +53,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _sample(config: ml_collections.ConfigDict) -> None:
-  """For sets of 100,000 ratings to a million."""
+  """Changes settings for sets of 100,000 to a million ratings."""
   config.data.batch_size = 256
   config.data.min_count = 4
   # Gradients are means over the batch: small, and so must the start be.
@@ -67,6 +67,6 @@ def _sample(config: ml_collections.ConfigDict) -> None:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds over two small tables."""
+  """Changes settings for a run of seconds on two small tables."""
   common.smoke(config)
   config.data.rows = (9000, 4000)

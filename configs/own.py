@@ -1,10 +1,10 @@
-"""Settings for data of your own, where nothing else is said.
+"""Default settings for data of your own.
 
     python -m experiments.compare --own=my_module:function
 
-A DLRM with a weight for each row beside its embedding, in batches that suit
-some 10,000 to a million examples; a model that the function gives takes its
-place. They suit 64,000 lines of Criteo's log: see `configs/criteo.py:sample`.
+A DLRM with a weight for each row beside its embedding, for 10,000 to a million
+examples. A model that the function returns replaces it. The settings suit
+64,000 lines of Criteo's log; see `configs/criteo.py:sample`.
 """
 
 import ml_collections
@@ -13,7 +13,7 @@ from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings.
+  """Returns the settings.
 
   Raises:
     ValueError: there is no variant.

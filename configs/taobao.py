@@ -3,14 +3,14 @@
     python -m experiments.run --config=configs/taobao.py --config.data.path=LOG
 
 trains on the raw log, UserBehavior.csv, or on what `experiments.prepare` packed
-of it; without a path, on a synthetic proxy.
+of it. Without a path it trains on a synthetic proxy.
 Published for a full run, with SGD at 0.05 for all (config.optimizer) and users
 rather than times held out: accuracy 89.21 %, log loss 0.269 (arXiv 2103.00686).
 Not yet run here on the full log.
 Variants of the config:
 
 * `configs/taobao.py:sample`: some two hours of the log, 100,000 lines, whose
-  users have one or two events each; one epoch, the last fifth of the time to
+  users have one or two events each. One epoch, the last fifth of the time to
   test. On a sample of 96,168 lines it takes seconds.
   Expected: AUC 0.7501, log loss 0.6032.
   Other seeds give an AUC of up to 0.771. Whether the candidate's category is in
@@ -30,7 +30,7 @@ from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings; `variant` is '', 'sample' or 'smoke'.
+  """Returns the settings. `variant` is '', 'sample' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
@@ -38,7 +38,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config = common.start(variant, ('', 'sample', 'smoke'))
   common.files(config, 'taobao', batch_size=256)
   config.data.steps = 20  # most events of a history
-  config.data.per_user = 10  # most points of a user; each gives two examples
+  config.data.per_user = 10  # most points of a user, with two examples each
   config.data.min_history = 10  # earlier events that a point needs
   config.data.test_share = 0.2  # of the points, the latest ones
   config.data.points_seed = 0  # of the choice of points and of drawn items
@@ -79,7 +79,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _sample(config: ml_collections.ConfigDict) -> None:
-  """Two hours of the log, 100,000 lines: most users have one or two events."""
+  """Changes settings for 100,000 lines. Most users have one or two events."""
   config.data.batch_size = 64
   config.data.min_history = 1
   config.data.min_count = 10  # few items of so short a time occur again
@@ -96,7 +96,7 @@ def _sample(config: ml_collections.ConfigDict) -> None:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds, for tests and laptops; skips, so that this is tried."""
+  """Changes settings for a run of seconds that skips."""
   config.skip.mode = 'examples'
   config.placement = 'pinned'
   config.hot.bytes = 1 << 20

@@ -5,17 +5,17 @@ r"""DLRM RM3 on Criteo's Terabyte click logs (arXiv 2404.04270, 2103.00686).
     python -m experiments.run --config=configs/terabyte.py \
         --config.data.path=DIR
 
-FOLDER has `day_0` to `day_23`, plain or gzip; 1.83 % of their lines are kept,
-some 80 M, as the published runs do. Ids are hashed to at most 40 M rows per
+FOLDER has `day_0` to `day_23`, plain or gzip. As in the published runs, 1.83 %
+of their lines are kept, about 80 M. Ids are hashed to at most 40 M rows per
 table. Published for all baselines: AUC 0.802, accuracy 81.07 %, log loss 0.424.
-A system may fall short of that by 0.2 points. Not yet run here.
-The published tables have 266 M rows of 64, 63 GB: host memory for that, and the
-row state, must be there.
+A system may fall short of that by 0.2 points. Not yet run here. The published
+tables have 266 M rows of 64, which need 63 GB of host memory, and more for the
+row state.
 
-Without a path it trains on the synthetic stream with a hundredth of the rows,
-whose results say nothing about real clicks. `configs/terabyte.py:full`:
-on all 266 M rows, 69 GB with their row state. `configs/terabyte.py:smoke`:
-seconds, on small tables.
+Without a path it trains on the synthetic stream with a hundredth of the rows.
+That says nothing about real clicks. `configs/terabyte.py:full` has all 266 M
+rows, 69 GB with their row state. `configs/terabyte.py:smoke` takes seconds, on
+small tables.
 """
 
 import ml_collections
@@ -30,7 +30,7 @@ _ROWS = (
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment's settings; `variant` is '', 'full' or 'smoke'.
+  """Returns the settings. `variant` is '', 'full' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
@@ -67,7 +67,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
-  """A run of seconds over small tables."""
+  """Changes settings for a run of seconds on small tables."""
   common.smoke(config)
   config.data.hash_rows = 10_000
   config.data.sample = 1.0

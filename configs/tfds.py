@@ -63,17 +63,17 @@ MAPS: dict[str, dict[str, Any]] = {
 def get_config(
   name: str = 'movielens/100k-ratings',
 ) -> ml_collections.ConfigDict:
-  """The experiment's settings for the set of that name.
+  """Returns the settings for a data set.
 
-  Those of a large model for the sets of `_LARGE`, else those of a small one.
+  The model is large for the data sets of `_LARGE`, else small.
   """
   config = common.start('', ('',))
   common.files(config, 'tfds', batch_size=2048)
   config.data.path = config.data.raw = f'tfds:{name}'
-  # Where TFDS has prepared the set; None: its own folder.
+  # Folder in which TFDS has prepared the set. None: its own folder.
   config.data.data_dir = ml_collections.config_dict.placeholder(str)
   config.data.train_split = 'train[:80%]'  # in TFDS's words
-  config.data.test_split = 'train[80%:]'  # likewise
+  config.data.test_split = 'train[80%:]'  # the same for tests
   given = MAPS.get(name, {})
   features = config.data.features = ml_collections.ConfigDict()
   features.tables = given.get('tables', ())  # fields that are looked up
@@ -103,7 +103,7 @@ def get_config(
 
 
 def _small(config: ml_collections.ConfigDict) -> None:
-  """For sets of some 100,000 examples."""
+  """Changes settings for sets of about 100,000 examples."""
   config.data.batch_size = 256
   config.data.min_count = 4
   config.model.dim = 17

@@ -54,11 +54,6 @@ def name(path):
   return str(path.relative_to(ROOT))
 
 
-def test_there_are_examples():
-  assert WITH_EXAMPLES
-  assert WITH_DOCTESTS
-
-
 @pytest.mark.parametrize('page', WITH_EXAMPLES, ids=name)
 def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # for what they write
@@ -82,7 +77,7 @@ def test_examples_of_docstrings_run(path):
   assert not result.failed
 
 
-@pytest.mark.parametrize('page', PAGES, ids=name)
+@pytest.mark.parametrize('page', TEXTS, ids=name)
 def test_links_lead_somewhere(page):
   text = re.sub(r'```.*?```|`[^`]*`', '', page.read_text(), flags=re.DOTALL)
   for target in LINK.findall(text):
@@ -235,23 +230,6 @@ def test_each_feature_that_we_claim_names_what_shows_it():
       assert is_there(claim), f'{feature}: {claim}'
 
 
-@pytest.mark.parametrize(
-  ('feature', 'shown_by'),
-  [
-    ('SSD', 'slip.tiered'),
-    ('8 bits and fewer', 'config.checkpoint.codec'),
-    ('serving', 'slip_serve'),
-    ('checkpoints of what changed', 'config.checkpoint.policy'),
-    (
-      'training continues while a checkpoint is written',
-      'config.checkpoint.memory_bytes',
-    ),
-  ],
-)
-def test_a_feature_is_denied_only_where_there_is_none(feature, shown_by):
-  assert features()[feature].startswith('yes') == is_there(shown_by)
-
-
 FIGURE = re.compile(
   r'(?:AUC|log loss) [\d.]*\d|[\d.]+ % of the examples left out'
 )
@@ -295,13 +273,3 @@ def measured(setting):
       elif frozenset(re.findall('`([^`]+)`', cells[0])) == setting:
         return dict(zip(head, cells, strict=True))
   raise AssertionError(f'no page has figures of {" ".join(sorted(setting))}')
-
-
-def test_choosing_takes_what_its_page_says():
-  said = re.search(
-    r'choosing took \*\*([\d.]+ %)\*\* of the training time[^(]*\(\[measured\]'
-    r'\((benchmarks/[\w-]+\.md)#choosing\)',
-    (DOCS / 'skipping.md').read_text(),
-  )
-  section = (DOCS / said[2]).read_text().partition('## Choosing')[2]
-  assert re.findall(r'\*\*([\d.]+ %)\*\*', section) == [said[1]]

@@ -62,8 +62,3 @@ def test_every_public_name_is_there_and_documented():
   for name in slip.__all__:
     value = getattr(slip, name)
     assert isinstance(value, dict) or value.__doc__, name
-
-
-def test_links_lead_somewhere():
-  for target in re.findall(r'\]\(([^)#]+)\)', README):
-    assert (ROOT / target).exists(), target

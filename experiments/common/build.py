@@ -1,4 +1,4 @@
-"""Config to objects: the data set, the recipe, the trainer, its batches."""
+"""Makes a trainer of a config, and the batches that it trains on."""
 
 import os
 import pathlib
@@ -46,10 +46,10 @@ from slipstream_jax.types import HotRows
 
 
 def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
-  """Steps of the run: those of the config, or of its epochs over the file.
+  """Returns the batches that a run reads: train.steps, or those of its epochs.
 
   Raises:
-    UserError: there would be none.
+    UserError: there are none.
   """
   steps = config.train.steps
   if not steps and data.train_examples is None:
@@ -70,11 +70,10 @@ def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
 def recipe(
   config: ml_collections.ConfigDict, data: Dataset, steps: int
 ) -> Recipe:
-  """Model, tables and optimizers of the config, for a run of `steps` steps.
+  """Returns model, tables and optimizers, for a run of `steps` batches.
 
   Raises:
-    UserError: an optimizer's or normalization's name or arguments do not
-      exist.
+    UserError: a name or an argument does not exist.
   """
   model, optimizer = config.model, config.optimizer
   choose(NORMALIZATIONS, model.normalization, 'config.model.normalization')
@@ -89,7 +88,7 @@ def recipe(
 
 
 def tables(config: ml_collections.ConfigDict, data: Dataset) -> TableSet:
-  """Tables of the data set, of the config's dim, dtype and pooling."""
+  """Returns the data set's tables, with the config's dim, dtype and pooling."""
   model = config.model
   scale = model.init_scale
   table = Table(
@@ -119,7 +118,7 @@ def skips(config: ml_collections.ConfigDict) -> bool:
 
 
 def check_skip(config: ml_collections.ConfigDict, recipe: Recipe) -> None:
-  """Looks whether stale lookups are counted in what the tables have.
+  """Checks `config.skip.alpha` against the lookups of an example.
 
   Raises:
     UserError: alpha is out of range.
@@ -135,10 +134,9 @@ def check_skip(config: ml_collections.ConfigDict, recipe: Recipe) -> None:
 def hot(
   config: ml_collections.ConfigDict, data: Dataset, recipe: Recipe
 ) -> HotRows | None:
-  """The most popular rows that fit the budget.
+  """Returns the most popular rows that fit the budget; None if unneeded.
 
-  They are those that the data set counted, or else those of a sample of its
-  examples. None where nothing needs them.
+  The data set counted the uses of each row, or a sample of it is counted.
   """
   tables = recipe.tables
   places = placements(config, tables)
@@ -160,14 +158,14 @@ def hot(
 def row_counts(
   config: ml_collections.ConfigDict, data: Dataset, num_rows: int
 ) -> np.ndarray:
-  """Uses of each of N rows, integer[N]; of a sample if none were counted."""
+  """Returns the uses of each row, integer[N], in the data or in a sample."""
   if data.counts is not None:
     return data.counts()
   size = config.data.batch_size
   source = (data.profile or data.train)(size)
   wanted = min(config.hot.profile_examples, data.train_examples or 1 << 62)
   whole = max(1, wanted // size) * size
-  # What is endless is alike all along, unless it drifts.
+  # An endless stream is alike all along, unless its popularity drifts.
   drifts = config.data.get('drift_examples', 0) > 0
   batches = total_steps(config, data) if drifts else None
   profile = (batch.lookups for batch in spread(source, whole, batches))
@@ -182,10 +180,10 @@ def trainer(
   recipe: Recipe,
   hot: HotRows | None,
 ) -> TrainerParts:
-  """The config's trainer, with its recipe and hot rows.
+  """Returns the trainer of a config.
 
   Raises:
-    UserError: settings that cannot be.
+    UserError: an invalid combination of settings.
   """
   places = placements(config, recipe.tables)
   rows = system(config).rows
@@ -195,24 +193,20 @@ def trainer(
 
 
 def storage(config: ml_collections.ConfigDict) -> Storage:
-  """What the config keeps those rows in that the device does not.
-
-  Raises:
-    UserError: there is no such way.
-  """
+  """Returns the storage of rows that are not on the device."""
   store = config.store
   make = choose(STORES, store.kind, 'config.store.kind')
   return make(store.dram_bytes, store_folder(config))
 
 
 def store_folder(config: ml_collections.ConfigDict) -> str:
-  """Where rows are that are kept on a disk."""
+  """Returns the folder of rows that are kept on a disk."""
   folder: str = config.store.path or tempfile.gettempdir()
   return folder
 
 
 def checkpoint_bytes(trainer: TrainerParts) -> int:
-  """Bytes of a checkpoint: tables, row state and what is on the device."""
+  """Returns the bytes of a checkpoint of all rows and of the dense state."""
   groups = zip(
     trainer.engine.row_bytes, trainer.recipe.tables.groups, strict=True
   )
@@ -223,11 +217,7 @@ def checkpoint_bytes(trainer: TrainerParts) -> int:
 def placements(
   config: ml_collections.ConfigDict, tables: TableSet
 ) -> tuple[Placement, ...]:
-  """The config's placement of each group of tables.
-
-  Raises:
-    UserError: settings that cannot be.
-  """
+  """Returns the placement of each group of tables."""
   name = system(config).placement or config.placement
   if name != 'cached':
     every = {**PLACEMENTS, 'cached': None}  # so that all of them are listed
@@ -245,10 +235,10 @@ def placements(
 
 
 def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:
-  """Rows that `config.cache.capacity` makes room for.
+  """Returns the rows that `config.cache.capacity` has room for.
 
   Raises:
-    UserError: it is no such number.
+    UserError: the capacity is out of range.
   """
   capacity = config.cache.capacity
   if not 0 < capacity <= num_rows or capacity != capacity:
@@ -267,10 +257,10 @@ def batches(
   data: Dataset,
   steps: int,
 ) -> PlannedBatches:
-  """What the trainer trains: `steps` batches of the source, or less of them.
+  """Returns planned batches of the first `steps` batches of the source.
 
   Raises:
-    UserError: settings that cannot be.
+    UserError: an invalid combination of settings.
   """
   source, depth = data.train(config.data.batch_size), config.prefetch_batches
   workers = config.workers
@@ -286,23 +276,19 @@ def batches(
 
 
 def system(config: ml_collections.ConfigDict) -> System:
-  """The way to train: its schedule, placement, and what crosses the link.
-
-  Raises:
-    UserError: there is none of that name.
-  """
+  """Returns the config's system: schedule, placement and what is moved."""
   return choose(SYSTEMS, config.system, 'config.system')
 
 
 def regroups(config: ml_collections.ConfigDict) -> bool:
-  """Whether the config's system changes the order of examples."""
+  """Whether the config's system changes the order of the examples."""
   return system(config).schedule != 'plain'
 
 
 def order_of(
   config: ml_collections.ConfigDict, data: Dataset, steps: int
 ) -> ScheduleSpec:
-  """The schedule of the config's system, which reads `steps` batches."""
+  """Returns the schedule of the config's system, for `steps` batches."""
   name = system(config).schedule
   make = SCHEDULES[name]
   if name == 'plain':
@@ -319,7 +305,7 @@ def order_of(
 def _passes(
   config: ml_collections.ConfigDict, data: Dataset, steps: int
 ) -> tuple[int, int]:
-  """Batches of a pass over the source, and how many passes a run makes."""
+  """Returns the batches of a pass over the source, and the passes of a run."""
   per_epoch = (data.train_examples or 0) // config.data.batch_size
   batches = min(per_epoch or steps, steps)
   return batches, -(-steps // batches)
@@ -328,9 +314,9 @@ def _passes(
 def most_steps(
   config: ml_collections.ConfigDict, data: Dataset, steps: int
 ) -> int:
-  """Steps that a run takes at most to train `steps` batches of the source.
+  """Returns the most steps that a run takes for `steps` batches.
 
-  More where they are regrouped: the last batch of a kind may not be full.
+  Regrouping makes more batches, because the last of each kind may not be full.
   """
   if not regroups(config):
     return steps
@@ -340,14 +326,14 @@ def most_steps(
 def skip_settings(
   config: ml_collections.ConfigDict, steps: int | None = None
 ) -> Skip:
-  """Slipstream's settings of `config.skip`, in a run of `steps` batches.
+  """Returns the settings of `config.skip`.
 
   Args:
-    config: of the run.
-    steps: batches that it reads; None: nobody asks when skipping ends.
+    config: the run's config.
+    steps: batches that the run reads. None if the end of skipping is unneeded.
 
   Raises:
-    UserError: the policy does not exist, or it ends after no share of a run.
+    UserError: the policy does not exist, or `until` is out of range.
   """
   skip = config.skip
   return Skip(
@@ -389,7 +375,7 @@ def _until(share: float | None, steps: int | None) -> int | None:
 
 
 def no_disk(config: ml_collections.ConfigDict) -> str | None:
-  """Why rows on a disk save no memory; None: they do, or there are none."""
+  """Returns a warning if rows for a disk would be kept in memory (tmpfs)."""
   if config.store.kind == 'memory':
     return None
   folder = store_folder(config)

@@ -137,7 +137,7 @@ def _keep_compiled_programs() -> None:
     jax.config.update('jax_compilation_cache_dir', str(folder))
     # Programs of small models compile in less than JAX's default of 1 s.
     if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
-      jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.05)
+      jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 
 
 def _cache_folder() -> pathlib.Path:

@@ -1,62 +1,157 @@
-"""Config to data set: packed in a folder, raw files, or a synthetic proxy."""
+"""Makes a data set of `config.data`: packed, raw, synthetic, or one's own."""
 
+from collections.abc import Callable
 import pathlib
 
 import ml_collections
 
-from experiments.common import own as functions
-from experiments.common.formats import raw_data
+from experiments.common import own
 from slipstream_jax.data.source import Dataset
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.formats.avazu import avazu_raw
+from slipstream_jax.formats.base import RawData
+from slipstream_jax.formats.criteo import criteo_raw, terabyte_raw
 from slipstream_jax.formats.in_memory import in_memory
+from slipstream_jax.formats.movielens import movielens_raw
+from slipstream_jax.formats.taobao import taobao_raw
+from slipstream_jax.formats.tfds import FeatureMap, tfds_raw
 from slipstream_jax.packed.columns import read_manifest
 from slipstream_jax.packed.dataset import packed_dataset
+from slipstream_jax.packed.pack import packed_like
 from slipstream_jax.synthetic.proxies import proxy_dataset
+
+RawFormat = Callable[[ml_collections.ConfigDict, str], RawData]
+"""Reads the raw files at a path, with the settings of `config.data`."""
+RAW_FORMATS: dict[str, RawFormat] = {
+  'criteo': lambda data, path: criteo_raw(
+    path,
+    test_share=data.test_share,
+    missing_flags=data.missing_flags,
+    bad_lines=data.bad_lines,
+  ),
+  'terabyte': lambda data, path: terabyte_raw(
+    path,
+    test_share=data.test_share,
+    missing_flags=data.missing_flags,
+    bad_lines=data.bad_lines,
+    sample=data.sample,
+    sample_negatives=data.sample_negatives,
+    seed=data.sample_seed,
+  ),
+  'avazu': lambda data, path: avazu_raw(
+    path, test_share=data.test_share, bad_lines=data.bad_lines
+  ),
+  'taobao': lambda data, path: taobao_raw(
+    path,
+    steps=data.steps,
+    per_user=data.per_user,
+    min_history=data.min_history,
+    test_share=data.test_share,
+    bad_lines=data.bad_lines,
+    seed=data.points_seed,
+  ),
+  'movielens': lambda data, path: movielens_raw(
+    path,
+    threshold=data.threshold or None,
+    history=data.history,
+    test_share=data.test_share,
+    bad_lines=data.bad_lines,
+  ),
+  'tfds': lambda data, path: tfds_raw(
+    path.removeprefix('tfds:'),
+    FeatureMap(**data.features),
+    train=data.train_split,
+    test=data.test_split,
+    data_dir=data.data_dir,
+  ),
+}
+"""By `config.data.format`."""
+NEW_EXAMPLES: dict[str, RawFormat] = {
+  'criteo': lambda data, path: criteo_raw(
+    path, missing_flags=data.missing_flags, labelled=None
+  ),
+  'avazu': lambda data, path: avazu_raw(path, labelled=None),
+}
+"""Formats with one example in each line. Files to score may lack labels."""
+NEW_EXAMPLES['terabyte'] = NEW_EXAMPLES['criteo']  # a whole day, no sample
 
 
 def dataset(config: ml_collections.ConfigDict) -> Dataset:
-  """The data set of `config.data`.
+  """Returns the data set of `config.data`.
 
-  A path that is a folder is a packed data set, made by `experiments.prepare`,
-  which settled what its splits, rows and dense features are; another one is
-  of raw data, held in memory. Without a path it is a synthetic proxy. A
-  `source` comes before all of them: it names a function of one's own.
+  `source` names a function of the user's own and comes first. A path that is a
+  folder was packed by `experiments.prepare`. Any other path is raw data, which
+  are held in memory. Without a path it is a synthetic proxy.
 
   Raises:
-    UserError: the file is missing or malformed, the folder not finished or
-      of another format, or there is no such format or proxy.
+    UserError: files are missing or malformed, or a setting is invalid.
   """
   data = config.data
+  path, seed = data.path, config.seed if data.shuffle else None
   if data.get('source'):
     return _own(config)
-  path = data.path
-  shuffle_seed = config.seed if data.shuffle else None
   if path is None:
     return _proxy(config)
   if pathlib.Path(path).is_dir() and not path.startswith('tfds:'):
-    _check_format(path, config.data.format)
-    return packed_dataset(
-      path, shuffle_seed=shuffle_seed, test_split=config.eval.split
-    )
+    _check_format(path, data.format)
+    split = config.eval.split
+    return packed_dataset(path, shuffle_seed=seed, test_split=split)
   return in_memory(
     raw_data(data, path),
     min_count=data.min_count,
     hash_rows=data.hash_rows,
-    shuffle_seed=shuffle_seed,
+    shuffle_seed=seed,
   )
 
 
+def raw_data(data: ml_collections.ConfigDict, path: str) -> RawData:
+  """Returns the raw data at a path, with the settings of `config.data`.
+
+  Raises:
+    UserError: files are missing or malformed, or a setting is invalid.
+  """
+  read = choose(RAW_FORMATS, data.format, 'config.data.format')
+  try:
+    return read(data, path)
+  except AttributeError as error:
+    raise UserError(
+      'config.data must have the settings of its format',
+      got=f'{data.format!r} without {error}',
+      where='config.data.format',
+      hint=f'use configs/{data.format}.py',
+    ) from error
+
+
+def new_examples(data: ml_collections.ConfigDict, path: str) -> RawData:
+  """Returns the raw data at a path, to be scored by a run on `config.data`.
+
+  Raises:
+    UserError: files of this format cannot be scored, or are malformed.
+  """
+  if data.format is None and data.path is not None:
+    return packed_like(path, data.path)
+  if data.path is None or data.format not in NEW_EXAMPLES:
+    raise UserError(
+      'files can be scored of runs on a table that slip.pack packed, or on '
+      + ', '.join(NEW_EXAMPLES),
+      got='one on made-up clicks' if data.path is None else repr(data.format),
+      where='config.data.format',
+      hint='make batches yourself, and score them with'
+      ' experiments.common.loading',
+    )
+  return NEW_EXAMPLES[data.format](data, path)
+
+
 def _own(config: ml_collections.ConfigDict) -> Dataset:
-  """What the function that `config.data.source` names makes of the config."""
   name, where = config.data.source, 'config.data.source'
-  if not functions.is_own(name):
+  if not own.is_own(name):
     raise UserError(
       f'{where} must name a function',
       got=repr(name),
       where=where,
       hint='write my_package.my_module:function',
     )
-  data = functions.called(name, config, where)
+  data = own.called(name, config, where)
   if not isinstance(data, Dataset):
     raise UserError(
       f'the function that {where} names must return a Dataset',
@@ -68,9 +163,9 @@ def _own(config: ml_collections.ConfigDict) -> Dataset:
 
 
 def _check_format(folder: str, wanted: str) -> None:
-  """Refuses a packed data set of another format than the config is for."""
+  """Checks that a packed data set has the format that the config is for."""
   manifest = read_manifest(folder)
-  holds = manifest.get('format')  # none where the library did not know it
+  holds = manifest.get('format')  # none if the user packed own data
   if holds and holds != wanted:
     raise UserError(
       f'{folder} holds {manifest["name"]}, so the config must be for {holds!r}',
@@ -82,7 +177,7 @@ def _check_format(folder: str, wanted: str) -> None:
 
 def _proxy(config: ml_collections.ConfigDict) -> Dataset:
   data = config.data
-  # Where popularity drifts, what follows on training is what counts.
+  # If popularity drifts, the test examples follow the training examples.
   trained = config.train.steps or config.train.endless_steps
   return proxy_dataset(
     data.proxy,

@@ -1,8 +1,7 @@
-"""What is wrong with a config, in sentences that name its keys.
+"""Checks a config, and names its keys in errors.
 
-`check` looks at its counts before any work is done. The library names arguments
-in its errors: `in_config`, which every program prints them through, puts the
-keys in their place.
+The library's errors name arguments. `in_config`, through which every program
+prints them, puts the config's keys in their place.
 """
 
 import re
@@ -16,27 +15,18 @@ from slipstream_jax.errors import choose, UserError
 
 _BY_ARGUMENT = {
   **{
-    name: f'data.{name}'
-    for name in (
-      *('bad_lines', 'batch_size', 'data_dir', 'drift_examples', 'features'),
-      *('hash_rows', 'history', 'min_count', 'min_history', 'missing_flags'),
-      'per_user',
-      *('sample', 'sample_negatives', 'saturation', 'test_examples'),
-      'test_share',
-    )
+    name: f'{section}.{name}'
+    for section, names in {
+      'data': (
+        'bad_lines batch_size data_dir drift_examples features hash_rows'
+        ' history min_count min_history missing_flags per_user sample'
+        ' sample_negatives saturation test_examples test_share'
+      ),
+      'model': 'attention bottom compute_dtype final normalization top',
+      'skip': 'alpha drop drop_of min_touches refill threshold',
+    }.items()
+    for name in names.split()
   },
-  **{
-    name: f'model.{name}'
-    for name in (
-      *('attention', 'bottom', 'compute_dtype', 'final', 'normalization'),
-      'top',
-    )
-  },
-  **{
-    name: f'skip.{name}'
-    for name in ('alpha', 'drop_of', 'min_touches', 'refill', 'threshold')
-  },
-  'drop': 'skip.drop',
   'budget_bytes': 'hot.bytes',
   'capacity': 'cache.capacity',
   'depth': 'prefetch_batches',
@@ -53,28 +43,24 @@ _BY_ARGUMENT = {
   'workers': 'workers',
 }
 _BY_PLACE = {
-  'file.path': 'store.path',
-  'FeatureMap.dense': 'data.features.dense',
-  'FeatureMap.label': 'data.features.label',
-  'FeatureMap.tables': 'data.features.tables',
-  'FeatureMap.transform': 'data.features.transform',
-  'Phases.period': 'skip.period_batches',
-  'Recipe.skips_bad_steps': 'train.on_bad_loss',
-  'Phases.settle': 'skip.settle_batches',
-  'Phases.warm_up': 'skip.warm_up_batches',
-  'Phases.warm_up_again': 'skip.warm_up_again',
-  'Phases.window': 'skip.window_batches',
-  'SequenceSpec.rows': 'data.rows',
   **{
-    f'Saving.{name}': f'checkpoint.{name}'
-    for name in ('policy', 'keep', 'memory_bytes', 'consolidate', 'codec')
+    f'{owner}.{name}': f'{section}.{name}'
+    for owner, section, names in (
+      ('FeatureMap', 'data.features', 'dense label tables transform'),
+      ('Saving', 'checkpoint', 'policy keep memory_bytes consolidate codec'),
+      ('Skip', 'skip', 'mode policy auto_cost scorer uniform'),
+    )
+    for name in names.split()
   },
-  'Skip.mode': 'skip.mode',
-  'Skip.policy': 'skip.policy',
-  'Skip.auto_cost': 'skip.auto_cost',
+  **{
+    f'Phases.{name}': f'skip.{name}_batches'
+    for name in ('period', 'settle', 'warm_up', 'window')
+  },
+  'Phases.warm_up_again': 'skip.warm_up_again',
   'Skip.refit': 'skip.refit_batches',
-  'Skip.scorer': 'skip.scorer',
-  'Skip.uniform': 'skip.uniform',
+  'Recipe.skips_bad_steps': 'train.on_bad_loss',
+  'SequenceSpec.rows': 'data.rows',
+  'file.path': 'store.path',
   'Slipstream.batches': 'train.steps',
   'SyntheticSpec.rows': 'data.rows',
   'Table.embedding_dim': 'model.dim',
@@ -95,7 +81,7 @@ _BY_PLACE = {
   'movielens_raw.threshold': 'data.threshold',
   'proxy_dataset.name': 'data.proxy',
 }
-"""Of names that mean another thing elsewhere."""
+"""Arguments by their owner, where the name alone would be ambiguous."""
 # 'function, argument', 'function, one and other', 'Type.argument', 'argument',
 # "Type 'name', argument": more may follow after a comma.
 _PLACE = re.compile(
@@ -104,10 +90,9 @@ _PLACE = re.compile(
 
 
 def in_config(error: UserError) -> UserError:
-  """The same error, with the config's key in place of the argument.
+  """Returns the same error with the config's key in place of the argument.
 
-  Likewise with a program in place of a call that there is one for. An error
-  whose place no config sets (a file, a flag) is returned as it is.
+  An error of a file or a flag, which no config sets, is returned unchanged.
   """
   place = _PLACE.fullmatch(error.where)
   if place is None:
@@ -147,13 +132,13 @@ _AT_LEAST = {
 
 
 ON_ERROR = dict.fromkeys(('stop', 'warn'))
-"""What a run does where a checkpoint cannot be written."""
+"""What a run does if a checkpoint cannot be written."""
 ON_BAD_LOSS = dict.fromkeys(('stop', 'skip', 'rollback'))
-"""What a run does where a loss is not finite."""
+"""What a run does if a loss is not finite."""
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Looks at the config's keys and counts before any work is done.
+  """Checks the config's keys and counts before any work is done.
 
   Raises:
     UserError: a key is missing, a count too small, or no such choice.
@@ -162,7 +147,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   off = config.skip.mode == 'off'
   for key, least in _AT_LEAST.items():  # not every config has every key
     section, _, name = key.rpartition('.')
-    if section == 'skip' and off:  # nobody reads them
+    if section == 'skip' and off:  # unused
       continue
     value = (config[section] if section else config).get(name, least)
     if value < least:
@@ -177,22 +162,22 @@ def check(config: ml_collections.ConfigDict) -> None:
   choose(ON_BAD_LOSS, train.on_bad_loss, 'config.train.on_bad_loss')
   if train.on_bad_loss == 'rollback' and not train.checkpoint_steps:
     raise UserError(
-      'who goes back to the last checkpoint needs some',
+      'going back to the last checkpoint needs checkpoints',
       got=train.checkpoint_steps,
       where='config.train.checkpoint_steps',
       hint='set it to the steps between them, such as 1000',
     )
   if train.on_bad_loss == 'rollback' and config.checkpoint.codec != RAW:
     raise UserError(
-      f'who goes back to the last checkpoint needs its rows as {RAW}',
+      f'going back to the last checkpoint needs its rows as {RAW}',
       got=config.checkpoint.codec,
       where='config.checkpoint.codec',
-      hint='leave it, and copy what is for an archive',
+      hint='leave it, and copy checkpoints for an archive in fewer bits',
     )
 
 
 def _check_complete(config: ml_collections.ConfigDict) -> None:
-  """A config of one's own has the keys that those of `configs` share."""
+  """Checks that a config has the keys that all configs share."""
   whole = common.start('', ('',))
   common.files(whole, 'criteo', 1)
   common.model(whole, 'dlrm', 1)

@@ -1,11 +1,12 @@
-"""Ctrl-C and SIGTERM: the first ends a program well, the second at once.
+"""Handles Ctrl-C and SIGTERM: the first ends a program well, the second now.
 
-Where nothing is lost the first one raises KeyboardInterrupt wherever it finds
-the program; within `gently` it only sets a flag, which the program reads where
-it can stop, within a grace that it may be given. No signal is lost: Python
-drops an exception that is raised in a callback, and runs no handler while the
-main thread is in foreign code, so a thread of its own hears every signal
-(`signal.set_wakeup_fd`), and ends a process that did not end by itself.
+If nothing can be lost, the first signal raises KeyboardInterrupt wherever the
+program is. Within `gently` it only sets a flag. The program reads the flag
+where it can stop, within a grace period if it is given one.
+
+Python drops an exception that is raised in a callback, and runs no handler
+while the main thread is in foreign code. So a thread of its own hears every
+signal (`signal.set_wakeup_fd`), and ends a process that did not end by itself.
 """
 
 from collections.abc import Iterator
@@ -24,24 +25,27 @@ from slipstream_jax.types import Batch
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 5.0  # from KeyboardInterrupt to the end of the process
-_LONG_S = 3600.0  # no wait is longer
+_LONG_S = 3600.0  # `select` takes no longer wait
 _GRACE_KEY = 'config.checkpoint.grace_seconds'
 
 
 class _State:
-  """Of the process, as handlers are: the first signal, and what it does."""
+  """State of the process, because signal handlers are process-wide."""
 
-  number: int | None = None
+  number: int | None = None  # the first signal
   gentle = False
   grace_s: float | None = None
 
 
 @contextlib.contextmanager
 def installed(kept: str) -> Iterator[None]:
-  """Handles the signals of this process; `kept` is what its end leaves.
+  """Handles the signals of this process.
 
-  A signal that is ignored, as in a shell's background, stays so. Outside of
+  A signal that is ignored, as in a shell's background, stays ignored. Outside
   the main thread nothing is handled.
+
+  Args:
+    kept: what is left if the process ends at once, as a clause.
   """
   if threading.current_thread() is not threading.main_thread():
     yield
@@ -65,7 +69,7 @@ def installed(kept: str) -> Iterator[None]:
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
       hook(unraisable)
 
-  sys.unraisablehook = unless_interrupt  # the watcher has heard of it
+  sys.unraisablehook = unless_interrupt  # the watcher ends the process
   try:
     yield
   finally:
@@ -81,11 +85,11 @@ def installed(kept: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def gently(grace_s: float | None = None) -> Iterator[None]:
-  """Within it the first signal waits until the program asks for it.
+  """Makes the first signal wait until the program asks for it.
 
   Args:
-    grace_s: seconds from that signal after which the process ends by itself,
-      with code 1, if it is still in here; None: however long it takes.
+    grace_s: seconds after that signal, at which the process ends with code 1
+      if it is still in the block. None waits without a limit.
   """
   before = _State.gentle, _State.grace_s
   _State.grace_s, _State.gentle = grace_s, True
@@ -107,7 +111,7 @@ def check() -> None:
 
 
 def code() -> int:
-  """The exit code of a program that was interrupted: 130, or 143."""
+  """Returns the exit code of an interrupted program: 130 or 143."""
   return _code_of(_State.number)
 
 
@@ -127,12 +131,9 @@ def _handle(number: int, _: FrameType | None) -> None:
 
 
 def _watch(reading: int, kept: str) -> None:
-  """Ends the process at the second signal, or where the first did too little.
-
-  That is where it did nothing, or what was to be done within a grace is not.
-  """
+  """Ends the process at the second signal, or if the first had no effect."""
   first: int | None = None
-  gentle, since = False, 0.0  # of the first signal
+  gentle, since = False, 0.0  # at the first signal
   while True:
     wait = None
     if first is not None and _State.gentle and _State.grace_s is not None:
@@ -148,7 +149,7 @@ def _watch(reading: int, kept: str) -> None:
         _end(_code_of(first), f'interrupted at once; {kept}')
       continue
     heard = os.read(reading, 64)
-    if not heard:  # closed: the program is through
+    if not heard:  # closed at the end of `installed`
       return
     for number in heard:
       if number not in _SIGNALS:
@@ -163,12 +164,8 @@ def _code_of(number: int | None) -> int:
 
 
 def _end(code: int, sentence: str) -> NoReturn:
-  """Ends the process whatever its threads do."""
-  if _is_terminal(sys.stdout):
+  """Ends the process, whatever its threads do."""
+  if sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty():
     os.write(1, b'\x1b[?25h\n')  # a progress bar hid the cursor
   os.write(2, f'error: {sentence}\n'.encode())
   os._exit(code)
-
-
-def _is_terminal(file: Any) -> bool:
-  return file is not None and not file.closed and file.isatty()

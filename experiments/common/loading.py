@@ -139,7 +139,7 @@ def scored(run: LoadedRun, raw: RawData) -> Iterator[Predictions]:
 
   Args:
     run: the run that scores them.
-    raw: raw examples, such as those of `formats.new_examples`.
+    raw: raw examples, such as those of `datasets.new_examples`.
 
   Raises:
     UserError: the run's data have no vocabulary, or reading failed.

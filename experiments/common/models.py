@@ -1,4 +1,4 @@
-"""Models and optimizers by the names that configs give them."""
+"""Makes models and optimizers of the names in a config."""
 
 from collections.abc import Callable, Mapping, Sequence
 import json
@@ -8,7 +8,7 @@ from flax import linen as nn
 import ml_collections
 import optax
 
-from experiments.common import own as functions
+from experiments.common import own
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
@@ -47,26 +47,26 @@ MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'dlrm': _dlrm,
   'tbsm': _tbsm,
 }
-"""The part `config.model` to the model, by `config.model.name`."""
+"""By `config.model.name`."""
 
 
 def model_of(model: ml_collections.ConfigDict) -> nn.Module:
-  """The model of `config.model`: a member of `MODELS`, or of one's own.
+  """Returns the model of `config.model`: one of `MODELS`, or the user's own.
 
   Raises:
-    UserError: there is none of that name.
+    UserError: there is no such model.
   """
   where = 'config.model.name'
-  if functions.is_own(model.name):
-    own: nn.Module | None = functions.called(model.name, model, where)
-    if own is None:
+  if own.is_own(model.name):
+    returned: nn.Module | None = own.called(model.name, model, where)
+    if returned is None:
       raise UserError(
         'a function that makes a model must return it',
         got='None',
         where=where,
         hint=f'look at {model.name}',
       )
-    return own
+    return returned
   if model.name not in MODELS:
     raise UserError(
       f'{where} must be one of {", ".join(MODELS)}, or my_module:function',
@@ -82,15 +82,15 @@ def chain(
   steps: Sequence[tuple[str, dict[str, Any]]],
   where: str,
 ) -> optax.GradientTransformation:
-  """A chain of transformations, made from their names and arguments.
+  """Returns a chain of the transformations that names and arguments make.
 
   Args:
     factories: functions that make a transformation, by name.
-    steps: name and arguments of each, in order.
+    steps: name and arguments of each transformation, in order.
     where: config key of the steps.
 
   Raises:
-    UserError: a step has no such form, or a name or argument does not exist.
+    UserError: a step is malformed, or a name or argument does not exist.
   """
   try:
     return optax.chain(*(factories[name](**given) for name, given in steps))
@@ -109,11 +109,7 @@ def chain(
 def row_optimizer(
   section: ml_collections.ConfigDict,
 ) -> optax.GradientTransformation:
-  """The chain of the rows, of the config's section `optimizer`.
-
-  Raises:
-    UserError: as `chain`.
-  """
+  """Returns the row optimizer of the config's section `optimizer`."""
 
   def make() -> optax.GradientTransformation:
     known = {**vars(optax), **ROW_OPTIMIZERS}
@@ -125,16 +121,12 @@ def row_optimizer(
 def dense_optimizer(
   section: ml_collections.ConfigDict, steps: int
 ) -> optax.GradientTransformation:
-  """The chain of the model's parameters, for a run of so many steps.
-
-  Raises:
-    UserError: as `chain`.
-  """
+  """Returns the optimizer of dense parameters, for a run of `steps` batches."""
 
   def make() -> optax.GradientTransformation:
-    own = chain(vars(optax), section.dense, 'config.optimizer.dense')
+    given = chain(vars(optax), section.dense, 'config.optimizer.dense')
     schedule = optax.linear_schedule(1.0, section.dense_final, steps)
-    return weight_aware(optax.chain(own, scale_by_data_seen(schedule)))
+    return weight_aware(optax.chain(given, scale_by_data_seen(schedule)))
 
   return _same(['dense', section.dense, section.dense_final, steps], make)
 
@@ -145,9 +137,9 @@ _CHAINS: dict[str, optax.GradientTransformation] = {}
 def _same(
   settings: list[Any], make: Callable[[], optax.GradientTransformation]
 ) -> optax.GradientTransformation:
-  """One chain for equal settings: recipes are then equal, and share programs.
+  """Returns one chain for equal settings, so that recipes share programs.
 
-  Settings that are no JSON, such as functions, have one for each call.
+  Settings that are not JSON, such as functions, get a new chain in each call.
   """
   try:
     key = json.dumps(settings)

@@ -1,4 +1,4 @@
-"""What users bring of their own: functions that a config names, and arrays."""
+"""Calls functions that a config names, and makes data sets of arrays."""
 
 from collections.abc import Mapping
 import importlib
@@ -15,18 +15,16 @@ from slipstream_jax.vocabulary.counted import Vocabulary
 
 
 def is_own(name: str | None) -> bool:
-  """Whether a name is that of a function, and not of a member of a list."""
+  """Whether a name is 'module:function'."""
   return name is not None and ':' in name
 
 
 def called(name: str, argument: Any, where: str) -> Any:
-  """What the function of that name makes of the argument.
-
-  What goes wrong within the function is its own, and raised as it is.
+  """Calls a function with one argument. Its own errors are raised unchanged.
 
   Args:
     name: 'my_package.my_module:function'.
-    argument: its only one.
+    argument: its only argument.
     where: config key of the name.
 
   Raises:
@@ -65,7 +63,7 @@ def called(name: str, argument: Any, where: str) -> Any:
       where=where,
       hint='a model takes config.model, a data set the config',
     ) from error
-  except ValueError:  # of builtins nobody knows
+  except ValueError:  # a builtin has no signature
     pass
   return function(argument)
 
@@ -80,21 +78,21 @@ def dataset(
   min_count: int = 1,
   shuffle_seed: int | None = None,
 ) -> Dataset:
-  """Examples in the order of their time, the last of them to test on.
+  """Returns a data set of examples in the order of time, the last to test on.
 
   Args:
-    name: said wherever figures of it are.
-    ids: by feature raw ids [n], integers or text of any kind; a table each.
+    name: of the data set, for reports.
+    ids: maps a feature to raw ids [n], integers or text. Each gets a table.
     labels: [n], in [0, 1].
-    dense: [n, I] or [n]; None: a single feature that is always 0.
-    test_share: of the examples, from the end.
-    min_count: ids that were trained on less often share row 0.
-    shuffle_seed: of the order in which the others are trained, another in each
-      epoch; None keeps the order given.
+    dense: [n, I] or [n]. None is one feature that is always 0.
+    test_share: share of the examples to test on, from the end.
+    min_count: ids with fewer training examples share row 0.
+    shuffle_seed: seed of the training order, which differs by epoch. None keeps
+      the given order.
 
   Raises:
-    UserError: columns of unlike lengths, ids that are none, or a share that
-      leaves nothing to train or to test on.
+    UserError: columns differ in length, ids are invalid, or no examples are
+      left to train or to test on.
   """
   labels = np.asarray(labels, np.float32)
   count = len(labels)

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder while it runs: metrics, and their events."""
+"""Writes and reads a run's files: config, metrics and TensorBoard events."""
 
 import json
 import pathlib
@@ -11,28 +11,26 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
 from configs import common
+from experiments.common.cli import CONFIG_FILE
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import replace
 
 SUMMARY = 'summary.json'
-CONFIG = 'config.json'
+CONFIG = CONFIG_FILE
 METRICS = 'metrics.jsonl'
 _FLUSH_S = 30.0
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-  """Writes JSON so that the file is never there half-written."""
+  """Writes JSON into a file that is never half-written."""
   replace(path, json.dumps(value, indent=2, allow_nan=False) + '\n')
 
 
 def config_of(workdir: pathlib.Path) -> ml_collections.ConfigDict:
-  """The config of the run that a folder is of.
-
-  A run of before lacks keys of today; it gets those that each config begins
-  with.
+  """Returns the config of a run. Keys that an older run lacks get defaults.
 
   Raises:
-    UserError: it is of none, or the config is damaged.
+    UserError: the folder has no config, or a damaged one.
   """
   try:
     config = ml_collections.ConfigDict(
@@ -74,7 +72,7 @@ class Recorder:
   """Appends lines to metrics.jsonl and the same scalars to TensorBoard."""
 
   def __init__(self, workdir: pathlib.Path, step: int) -> None:
-    """Opens both; lines of a resumed run past `step` are dropped.
+    """Opens both. Drops the lines of a resumed run after `step`.
 
     Raises:
       UserError: the file of metrics is damaged.
@@ -107,9 +105,10 @@ class Recorder:
     return any(x['step'] == step and x['kind'] == kind for x in self.lines)
 
   def write(self, line: dict[str, Any]) -> None:
-    """Records one line, in place of an older one of its step and kind.
+    """Records a line, in place of an older one with its step and kind.
 
-    It has 'step', 'kind' and numbers or None.
+    Args:
+      line: 'step', 'kind', and numbers or None.
     """
     if self.has(line['step'], line['kind']):
       key = line['step'], line['kind']
@@ -124,7 +123,7 @@ class Recorder:
     self._events.write(line)
 
   def go_back(self, step: int) -> None:
-    """Drops the lines past that step: what they tell is not so."""
+    """Drops the lines after a step."""
     self.lines = [line for line in self.lines if line['step'] <= step]
     self._write_all()
     self._events.go_back(step)
@@ -141,16 +140,16 @@ def _as_text(line: dict[str, Any]) -> str:
 class _Events:
   """A file of TensorBoard events, written as they come.
 
-  tensorboardX's own writer hands them to a thread through a bounded queue: once
-  the disk is full, the thread is gone and the program waits for ever.
+  tensorboardX's own writer passes them to a thread through a bounded queue. If
+  the disk is full, that thread ends, and the program waits for ever.
   """
 
   def __init__(self, folder: pathlib.Path, step: int) -> None:
     folder.mkdir(exist_ok=True)
-    # Two files of one second would have one name, but for the step.
+    # Without the step, two files of one second would have the same name.
     self._writer = EventsWriter(str(folder / 'events'), f'.{step}')
     self._flushed = time.time()
-    if step:  # what an earlier process told beyond it is not so
+    if step:  # an earlier process may have written later steps
       self.go_back(step)
 
   def go_back(self, step: int) -> None:
@@ -166,7 +165,7 @@ class _Events:
           step=line['step'], wall_time=now, summary=scalar(name, value)
         )
         self._writer.write_event(event)
-    if now - self._flushed > _FLUSH_S:  # it waits for the disk
+    if now - self._flushed > _FLUSH_S:  # flushing waits for the disk
       self._writer.flush()
       self._flushed = now
 

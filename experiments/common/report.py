@@ -1,4 +1,4 @@
-"""What a person sees on the screen: tables, facts and progress."""
+"""Formats what programs show on the screen: tables, figures and warnings."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -16,29 +16,34 @@ from rich.table import Table
 from slipstream_jax.data.source import Dataset
 
 Frame = Sequence[Mapping[str, Any]]
-"""A tidy frame: for each row a mapping of column to value. A column's name says
-its unit, and thereby how it is shown: see `text`."""
+"""Rows of a table. Each maps a column's name to a value. The name says the
+unit, and so how the value is shown; see `text`."""
 
 _LARGE = 1000
 _NONE: Mapping[str, str] = types.MappingProxyType({})
-_PREFIXES = ('', 'k', 'M', 'G')  # of bytes, a thousand each
+_PREFIXES = ('', 'k', 'M', 'G')
 
 
 def console() -> Console:
-  """Where programs write; wide enough for a table when it is no terminal."""
+  """Returns the screen, with room for a table if it is no terminal."""
   terminal = Console()
   return terminal if terminal.is_terminal else Console(width=120)
 
 
 def teller(screen: Console) -> Callable[[str], None]:
-  """Returns a function that prints a sentence, whatever characters it has."""
+  """Returns a function that prints a sentence with any characters."""
   return functools.partial(
     screen.print, highlight=False, markup=False, soft_wrap=True
   )
 
 
+def warn(screen: Console, words: str) -> None:
+  """Prints a warning."""
+  screen.print(words, style='bold red', highlight=False, markup=False)
+
+
 def text(name: str, value: Any) -> str:
-  """A value for people to read, in the unit that its name tells."""
+  """Formats a value in the unit that its name says."""
   if value is None:
     return '-'
   if isinstance(value, str | bool):
@@ -56,17 +61,14 @@ def text(name: str, value: Any) -> str:
 
 
 def size(nbytes: float) -> str:
-  """Bytes for people to read, in the largest unit below them: '3.15 MB'."""
+  """Formats bytes in a readable unit, such as '3.15 MB'."""
   scale = 0
   while abs(nbytes) >= 999.5 and scale < len(_PREFIXES) - 1:
     nbytes, scale = nbytes / 1000, scale + 1
   if not scale:
     return f'{nbytes:.0f} B'
-  return (
-    f'{nbytes:,.3g} {_PREFIXES[scale]}B'
-    if abs(nbytes) < 1000
-    else (f'{nbytes:,.0f} {_PREFIXES[scale]}B')
-  )
+  digits = f'{nbytes:,.3g}' if abs(nbytes) < 1000 else f'{nbytes:,.0f}'
+  return f'{digits} {_PREFIXES[scale]}B'
 
 
 def table(
@@ -75,13 +77,13 @@ def table(
   styles: Sequence[str | None] = (),
   headings: Mapping[str, str] = _NONE,
 ) -> Table:
-  """A frame for the screen, without lines between columns: 80 are few.
+  """Returns a table for the screen, narrow enough for 80 columns.
 
   Args:
-    title: said above; of headings that are short it tells what they mean.
-    frame: what to show.
-    styles: of its rows.
-    headings: of columns whose name is too long.
+    title: stands above, and may explain short headings.
+    frame: rows to show.
+    styles: style of each row.
+    headings: shorter headings of columns, by name.
   """
   grid = Table(
     title=title,
@@ -102,7 +104,7 @@ def table(
 
 
 def markdown(frame: Frame) -> str:
-  """A frame for a page; its first column holds words."""
+  """Returns a Markdown table. The first column holds words."""
   names = [name.replace('_', ' ') for name in frame[0]]
   rule = ['---'] + ['---:'] * (len(names) - 1)
   rows = [list(itertools.starmap(text, row.items())) for row in frame]
@@ -110,17 +112,14 @@ def markdown(frame: Frame) -> str:
 
 
 def auc(value: float | None) -> str:
-  """An AUC for people to read; None or NaN: the labels do not define it."""
+  """Formats an AUC. It is undefined if all labels are equal."""
   if value is None or math.isnan(value):
     return 'undefined: one class'
   return f'{value:.4f}'
 
 
 def facts(values: Mapping[str, Any]) -> Table:
-  """Names and values, one below the other; what is None is left out.
-
-  An AUC is not left out: it says that it is undefined.
-  """
+  """Returns a table of names and values. Leaves out None, but for an AUC."""
   grid = Table(show_header=False, min_width=60)
   grid.add_column(style='bold')
   grid.add_column(justify='right')
@@ -133,7 +132,7 @@ def facts(values: Mapping[str, Any]) -> Table:
 
 
 def introduce(screen: Console, data: Dataset, workdir: pathlib.Path) -> None:
-  """Says what the run trains on, loudly if it is made up."""
+  """Prints what a program trains on, with a warning if the data are made up."""
   if data.bayes_auc is not None:
     screen.print(
       Panel(
@@ -149,16 +148,11 @@ def introduce(screen: Console, data: Dataset, workdir: pathlib.Path) -> None:
 
 
 def rates(line: Mapping[str, Any]) -> tuple[str, ...]:
-  """What a 'train' line of the metrics says, the most important first."""
+  """Formats a 'train' line of the metrics, the most important figures first."""
   loss = '-' if line['loss'] is None else f'{line["loss"]:.4f}'
   return (
     f'loss {loss}',
-    '{examples_per_s:,.0f} examples/s'.format(**line),
-    *(
-      f'{way} {size(1e6 * line[key])}/step'
-      for way, key in (
-        ('load', 'mb_loaded_per_step'),
-        ('store', 'mb_stored_per_step'),
-      )
-    ),
+    f'{line["examples_per_s"]:,.0f} examples/s',
+    f'load {size(1e6 * line["mb_loaded_per_step"])}/step',
+    f'store {size(1e6 * line["mb_stored_per_step"])}/step',
   )

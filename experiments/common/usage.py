@@ -4,17 +4,14 @@ Keys are explained in the config files alone, by the comments beside their
 assignments. Nothing here imports JAX: `--help` must answer at once.
 """
 
-import ast
 from collections.abc import Iterator, Sequence
 import difflib
 import importlib.machinery
 import inspect
-import io
 import pathlib
 import re
 import sys
 import textwrap
-import tokenize
 import types
 from typing import Any
 
@@ -30,6 +27,10 @@ _WIDTH, _INDENT = 80, 32
 _HELP = re.compile(r'--?(?:help|helpshort|helpfull|h)(?:=.*)?')
 _SETTING = re.compile(r'--?(?:no)?config\.([^=]+)(?:=.*)?', re.DOTALL)
 _CONFIG = re.compile(r'--?config=(.*)')
+# Targets of an assignment, a name on its right, and a comment behind it.
+_ASSIGNED = re.compile(
+  r'\s+((?:[a-z_][\w.]* = )+)(?:([a-z_][\w.]*)\b)?(?:.*  # (.*))?'
+)
 
 
 def keys_of(
@@ -225,71 +226,46 @@ def comments_of(files: Sequence[pathlib.Path]) -> dict[str, str]:
     files: config files; earlier ones come first.
   """
   comments: dict[str, str] = {}
-  for path in files:
-    text = path.read_text()
-    lines = _comment_lines(text)
-    for key, node in _assignments(ast.parse(text)):
-      comments[key] = comments.get(key) or _comment_at(node, lines)
+  for line, above, sections in _lines(files):
+    match = _ASSIGNED.match(line)
+    if match is None:
+      continue
+    targets, value, comment = match.groups()
+    names = [name.strip() for name in targets.split('=')[:-1]]
+    keys = [_key(name, sections) for name in names if '.' in name]
+    section = keys[0] if keys else _key(value or '', sections)
+    if section:
+      sections.update((name, section) for name in names if '.' not in name)
+    for key in filter(None, keys):
+      words = ' '.join([*above, *filter(None, [comment])])
+      comments[key] = comments.get(key) or words
   return comments
 
 
-def _comment_lines(text: str) -> dict[int, tuple[bool, str]]:
-  """Maps a line to (whether it holds only the comment, the comment)."""
-  tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-  return {
-    token.start[0]: (
-      token.line.lstrip().startswith('#'),
-      token.string.lstrip('# ').rstrip(),
-    )
-    for token in tokens
-    if token.type == tokenize.COMMENT
-  }
+def _lines(
+  files: Sequence[pathlib.Path],
+) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+  """Yields each line of code, the comments above it, and names of sections.
+
+  Names of sections are local to a function, and the caller adds to them.
+  """
+  for path in files:
+    above: list[str] = []
+    sections: dict[str, str] = {}
+    for line in path.read_text().splitlines():
+      text = line.strip()
+      if text.startswith('#'):
+        above.append(text.lstrip('# '))
+        continue
+      if text.startswith('def '):
+        sections = {'config': ''}
+      yield line, above, sections
+      above = []
 
 
-def _comment_at(node: ast.stmt, lines: dict[int, tuple[bool, str]]) -> str:
-  words: list[str] = []
-  line = node.lineno - 1
-  while lines.get(line, (False, ''))[0]:
-    words.insert(0, lines[line][1])
-    line -= 1
-  inside = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-  return ' '.join(words + [lines[n][1] for n in inside if n in lines])
-
-
-def _assignments(module: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
-  """Yields keys with the statements that set them, in the file's order."""
-  for function in module.body:
-    if isinstance(function, ast.FunctionDef):
-      # Local names that stand for a section of the config; '' is all of it.
-      sections = {'config': ''}
-      nodes = (n for n in _statements(function) if isinstance(n, ast.Assign))
-      for node in nodes:
-        keys = [
-          key
-          for target in node.targets
-          if isinstance(target, ast.Attribute)
-          and (key := _key(target, sections))
-        ]
-        section = keys[0] if keys else _key(node.value, sections)
-        if section:
-          names = [x.id for x in node.targets if isinstance(x, ast.Name)]
-          sections.update(dict.fromkeys(names, section))
-        yield from ((key, node) for key in keys)
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-  """Yields all nodes below one, depth first: the order of the source."""
-  for child in ast.iter_child_nodes(node):
-    yield child
-    yield from _statements(child)
-
-
-def _key(node: ast.expr, sections: dict[str, str]) -> str | None:
-  """Returns the key that an expression such as `data.path` stands for."""
-  names: list[str] = []
-  while isinstance(node, ast.Attribute):
-    names.insert(0, node.attr)
-    node = node.value
-  if not (isinstance(node, ast.Name) and node.id in sections):
+def _key(name: str, sections: dict[str, str]) -> str | None:
+  """Returns the key that a name such as `data.path` stands for."""
+  first, _, rest = name.partition('.')
+  if first not in sections:
     return None
-  return '.'.join([*filter(None, [sections[node.id]]), *names])
+  return '.'.join(filter(None, [sections[first], rest]))

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and what it may hold before the run."""
+"""Checks and locks the folder of a run before any work is done."""
 
 from collections.abc import Iterator
 import contextlib
@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import shutil
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_collections
 
@@ -31,10 +31,10 @@ _LENGTH = ('steps', 'epochs', 'endless_steps')
 
 
 def folder(name: str | None, kind: str = '') -> pathlib.Path:
-  """The folder of that name, or else a new one under runs/.
+  """Returns the folder of that name, or a new one under runs/.
 
   Raises:
-    UserError: it is a URL, which would become a folder named like it.
+    UserError: the name is a URL.
   """
   if not name:
     now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
@@ -53,22 +53,20 @@ def folder(name: str | None, kind: str = '') -> pathlib.Path:
 def claimed(
   workdir: pathlib.Path, config: ml_collections.ConfigDict
 ) -> Iterator[None]:
-  """Holds the folder for one run alone, once that may use it.
-
-  What the run leaves empty is removed: a run that never began changes nothing.
+  """Locks the folder for one run. Folders that stay empty are removed.
 
   Raises:
-    UserError: the folder cannot be written, another run is at work in it, it
-      holds another run, or none where one is resumed.
+    UserError: the folder cannot be written, another run uses it, it holds
+      another run, or it holds no run to resume.
   """
   if not (workdir / _LOCK).exists():
-    _check(workdir, config)  # or there would be a lock in another's folder
+    _check(workdir, config)  # before a lock is written into the folder
   folders = [path for path in (workdir, *workdir.parents) if not path.exists()]
   try:
     lock = _locked(workdir)
   except OSError as error:
     _remove(folders)
-    raise _unwritable(workdir, error) from error
+    raise _unwritable(str(workdir), _WHERE, error) from error
   try:
     _check(workdir, config)
     yield
@@ -79,87 +77,70 @@ def claimed(
 
 
 def _locked(workdir: pathlib.Path) -> int:
-  """An open file of this process that no other one can hold at a time."""
+  """Returns an open file that one process at a time can lock."""
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / _LOCK
   while True:
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      # The run before may have removed the file that was opened.
+      # The previous run may have removed the file that was opened.
       if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
         os.truncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
         return lock
     except BlockingIOError:
-      _refuse(workdir, os.read(lock, 20).decode())
+      holder = os.read(lock, 20).decode() or 'of another run'
+      os.close(lock)
+      raise UserError(
+        'a folder is for one run at a time',
+        got=f'{workdir}, in which process {holder} is at work',
+        where=_WHERE,
+        hint='wait for it to end, or name another folder',
+      ) from None
     except BaseException:
       os.close(lock)
       raise
     os.close(lock)
 
 
-def _refuse(workdir: pathlib.Path, holder: str) -> NoReturn:
-  raise UserError(
-    'a folder is for one run at a time',
-    got=f'{workdir}, in which process {holder or "of another run"} is at work',
-    where=_WHERE,
-    hint='wait for it to end, or name another folder',
-  )
-
-
-def _unwritable(workdir: pathlib.Path, error: OSError) -> UserError:
+def _unwritable(name: str, where: str, error: OSError) -> UserError:
   return UserError(
-    'a run must be able to write to its folder',
-    got=f'{workdir}: {error.strerror}',
-    where=_WHERE,
+    'a program must be able to write to its folder',
+    got=f'{name}: {error.strerror}',
+    where=where,
     hint='name a folder that you may write, on a disk with room',
   )
 
 
 def _remove(folders: list[pathlib.Path]) -> None:
-  """Removes folders that are still empty, the innermost first."""
+  """Removes folders that are still empty, innermost first."""
   with contextlib.suppress(OSError):
     for path in folders:
       path.rmdir()
 
 
 def writable(name: str, where: str) -> pathlib.Path:
-  """The folder of that name, which is there from here on.
+  """Makes a folder if it does not exist, and returns it.
 
   Args:
-    name: of the folder.
-    where: the flag that it comes from.
+    name: the folder.
+    where: the flag that names it.
 
   Raises:
-    UserError: it cannot be written.
+    UserError: the folder cannot be made.
   """
   path = pathlib.Path(name)
   try:
     path.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise UserError(
-      'what is written needs a folder',
-      got=f'{name}: {error.strerror}',
-      where=where,
-      hint='name one that you may write, on a disk with room',
-    ) from error
+    raise _unwritable(name, where, error) from error
   return path
 
 
 @contextlib.contextmanager
 def made_folder(name: str, where: str) -> Iterator[pathlib.Path]:
-  """Makes a folder, and removes it at the end if it is still empty.
-
-  So a program that is refused its data leaves no folder behind.
-
-  Args:
-    name: of the folder.
-    where: the flag that it comes from.
-
-  Raises:
-    UserError: it cannot be written.
-  """
+  """Makes a folder as `writable`, and removes it at the end if it is empty."""
   path = pathlib.Path(name)
   new = [one for one in (path, *path.parents) if not one.exists()]
   try:
@@ -169,24 +150,30 @@ def made_folder(name: str, where: str) -> Iterator[pathlib.Path]:
 
 
 def free_bytes(workdir: pathlib.Path) -> int:
-  """Room on the disk of a folder, which need not be there yet."""
+  """Returns the free bytes on the disk of a folder, which may not exist yet."""
   return shutil.disk_usage(existing(workdir)).free
 
 
 def existing(workdir: pathlib.Path) -> pathlib.Path:
-  """The folder, or the innermost one around it that is there."""
+  """Returns the folder or its innermost parent that exists."""
   return next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
 
 
 def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
-  """Looks whether a run may use this folder, before any work is done."""
+  """Checks that a run may use this folder."""
   if config.resume:
     _check_same(
       _old(workdir, checkpoints_at(workdir, config)), _resolved(config)
     )
     return
-  if config.checkpoint.path is not None:
-    _check_new_place(config.checkpoint.path)
+  place = config.checkpoint.path
+  if place is not None and has_checkpoint(place):
+    raise UserError(
+      'a new run needs a place of its own for checkpoints',
+      got=f'{place}, which has some',
+      where='config.checkpoint.path',
+      hint='name another one, or set --config.resume=True to continue that run',
+    )
   if not workdir.exists():
     return
   names = (
@@ -201,19 +188,8 @@ def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
     )
 
 
-def _check_new_place(where: str) -> None:
-  """Another run's checkpoints would be taken for those of this one."""
-  if has_checkpoint(where):
-    raise UserError(
-      'a new run needs a place of its own for checkpoints',
-      got=f'{where}, which has some',
-      where='config.checkpoint.path',
-      hint='name another one, or set --config.resume=True to continue that run',
-    )
-
-
 def _old(workdir: pathlib.Path, where: str) -> dict[str, Any]:
-  """The config of the run that is resumed, whose checkpoints are at `where`."""
+  """Returns the config of the run to resume, with checkpoints at `where`."""
   if not (has_checkpoint(where) or (workdir / SUMMARY).exists()):
     raise UserError(
       'resuming needs a checkpoint',
@@ -236,8 +212,8 @@ def _old(workdir: pathlib.Path, where: str) -> dict[str, Any]:
 def checkpoints_at(
   workdir: pathlib.Path, config: ml_collections.ConfigDict
 ) -> str:
-  """Folder or URL of a run's checkpoints."""
-  # A run of before this key has none.
+  """Returns the folder or URL of a run's checkpoints."""
+  # Configs of older runs lack the key.
   path = config.get('checkpoint', {}).get('path')
   return str(workdir / _CHECKPOINTS) if path is None else path
 
@@ -267,10 +243,10 @@ def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
 def is_finished(
   workdir: pathlib.Path, config: ml_collections.ConfigDict
 ) -> bool:
-  """Whether the run to be resumed has taken all the steps it is asked for.
+  """Whether the run to resume has taken all its steps already.
 
   Raises:
-    UserError: it has not, and kept nothing to go on from.
+    UserError: it has not, and it kept no checkpoint.
   """
   if not (config.resume and (workdir / SUMMARY).exists()):
     return False
@@ -280,8 +256,8 @@ def is_finished(
     return True
   if not has_checkpoint(where):
     raise UserError(
-      'a finished run goes on only from its checkpoint',
-      got='none, for it was not kept',
+      'a finished run can only resume from its checkpoint',
+      got='none, because it was not kept',
       where='config.train.keep_checkpoint',
       hint='start anew in another --workdir',
     )
@@ -289,7 +265,7 @@ def is_finished(
 
 
 def begin(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
-  """Writes the resolved config; the run is not finished from here on."""
+  """Writes the config. From here on the run is not finished."""
   (workdir / SUMMARY).unlink(missing_ok=True)
   write_json(workdir / CONFIG, _resolved(config))
 

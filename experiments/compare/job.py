@@ -18,8 +18,7 @@ from experiments.common import (
   own,
   report,
 )
-from experiments.common.compiling import compiled
-from experiments.common.meter import Meter
+from experiments.common.meter import compiled, Meter
 from experiments.common.progress import Bar
 from experiments.common.workdir import folder, writable
 from experiments.compare import page

@@ -1,1 +1,1 @@
-"""Looks at machine, config and data before a long run."""
+"""Checks machine, config and data before a long run."""

@@ -1,11 +1,12 @@
-"""Checks machine, config and data before a long run: nothing is kept of it.
+"""Checks machine, config and data before a long run, and leaves nothing behind.
 
-    python -m experiments.doctor --config=configs/criteo.py --workdir=runs/long
+    python -m experiments.doctor --config=configs/criteo.py [--workdir=FOLDER]
+    python -m experiments.doctor RUN
 
-It looks at versions, device, memory and disk (files with holes count at their
-full size), reads examples, takes two real steps, saves everything on the disk
-of --workdir and restores it. The exit code is 0 if nothing is bad. The folder
-of a run knows its config; another folder need not be there.
+It checks versions, device, memory and disk, where sparse files count at their
+full size. Then it reads examples, takes two real steps, saves everything on the
+disk of FOLDER and restores it. FOLDER need not exist. RUN is the folder of a
+run, which has its own config. The exit code is 0 if nothing is bad.
 """
 
 import pathlib
@@ -13,9 +14,7 @@ import pathlib
 from absl import flags
 import ml_collections
 
-from experiments.common import cli, record, report
-from experiments.doctor.checks import findings
-from experiments.doctor.machine import Finding
+from experiments.common import cli
 from slipstream_jax.errors import UserError
 
 _WORKDIR = flags.DEFINE_string('workdir', 'runs', 'Folder of the run to be.')
@@ -24,35 +23,25 @@ _VERIFY = flags.DEFINE_bool(
 )
 
 
-def main(config: ml_collections.ConfigDict | None) -> None:
-  """Looks, and says what there is.
+def main(
+  config: ml_collections.ConfigDict | None, run: pathlib.Path | None = None
+) -> None:
+  """Prints what was found.
 
   Raises:
-    UserError: something is bad, or there is no config.
+    UserError: something is bad, or there is neither a config nor a run.
   """
-  where = pathlib.Path(_WORKDIR.value)
-  if config is None:
-    config = record.config_of(where)
-  screen, bad = report.console(), []
-  for finding in findings(config, where, _VERIFY.value):
-    screen.print(_line(finding), highlight=False, soft_wrap=True)
-    if finding.verdict == 'bad':
-      bad.append(finding.name)
-  if bad:
+  from experiments.doctor import job  # imports JAX
+
+  if (config is None) == (run is None):
     raise UserError(
-      'a long run needs machine, config and data without a fault',
-      got=', '.join(bad),
-      where='above',
-      hint='mend what is bad, and look again',
+      'either a config or the folder of a run must be given',
+      got='none of them' if run is None else 'both',
+      where='command line',
+      hint='add --config=configs/criteo.py, or give RUN alone',
     )
-
-
-def _line(finding: Finding) -> str:
-  colours = {'good': 'green', 'doubtful': 'yellow', 'bad': 'bold red'}
-  colour = colours[finding.verdict]
-  words = finding.words.replace('[', r'\[')
-  return f'[{colour}]{finding.verdict:<8}[/] {finding.name}: {words}'
+  job.examine(config, run or pathlib.Path(_WORKDIR.value), _VERIFY.value)
 
 
 if __name__ == '__main__':
-  cli.run(main, kept='nothing was written', config='optional')
+  cli.run(main, config='optional', words='[RUN]', kept='nothing was written')

@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments.common import formats, interrupts, loading, record, report
+from experiments.common import datasets, interrupts, loading, record, report
 from experiments.common.loading import LoadedRun
 from experiments.common.workdir import writable
 from slipstream_jax.errors import UserError
@@ -56,7 +56,7 @@ def evaluation(run: LoadedRun, path: str | None = None) -> dict[str, Any]:
     numbers = evaluate.evaluate(run.trainer, source)
   else:
     scored = []
-    raw = formats.new_examples(run.config.data, path)
+    raw = datasets.new_examples(run.config.data, path)
     for part in loading.scored(run, raw):
       interrupts.check()
       if part.labels is None:

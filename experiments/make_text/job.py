@@ -2,26 +2,26 @@
 
 from collections.abc import Callable, Sequence
 import pathlib
-from typing import BinaryIO, no_type_check
+from typing import BinaryIO
 
 import numpy as np
+import polars as pl
 
 from experiments.common import report
 from experiments.common.progress import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import written
-from slipstream_jax.hashing import hashed, kernel, unit
+from slipstream_jax.hashing import GOLDEN, mix
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.spec import SyntheticSpec
 from slipstream_jax.tables import offsets
 
 _LINES = 1 << 16  # written at a time
-_MOST_BYTES = 40 * 20  # per line
-_HEX = np.frombuffer(b'0123456789abcdef', np.uint8)
-_TAB, _NEWLINE, _ZERO = b'\t\n0'
-# Share of lines without the field; it differs much from field to field.
-_MISSING = np.resize([0.45, 0.0, 0.2, 0.2, 0.03, 0.2, 0.0], 13)
-_MISSING_IDS = np.resize([0.0, 0.0, 0.03, 0.03, 0.0, 0.1, 0.0, 0.0, 0.4], 26)
+# Shares of lines that lack a field, which differ much between fields.
+_MISSING = np.append(
+  np.resize([0.45, 0.0, 0.2, 0.2, 0.03, 0.2, 0.0], 13),
+  np.resize([0.0, 0.0, 0.03, 0.03, 0.0, 0.1, 0.0, 0.0, 0.4], 26),
+)
 
 
 def write_text(
@@ -30,16 +30,16 @@ def write_text(
   seed: int = 0,
   tell: Callable[[int], object] = bool,
 ) -> None:
-  """Writes a file of `lines` lines; it is there once it is whole.
+  """Writes a file of `lines` lines, which appears when it is whole.
 
   Args:
-    path: of the file.
-    lines: to write.
-    seed: of the stream.
+    path: the file.
+    lines: how many lines to write.
+    seed: seed of the stream.
     tell: called with the lines written so far.
 
   Raises:
-    UserError: no line, or a negative seed.
+    UserError: no lines, or a negative seed.
   """
   if lines < 1:
     raise UserError(
@@ -59,78 +59,42 @@ def _write(
   lines: int,
   tell: Callable[[int], object],
 ) -> None:
-  starts = offsets(spec.rows)
-  buffer = np.empty(_LINES * _MOST_BYTES, np.uint8)
+  names = [str(field) for field in range(40)]
   for first in range(0, lines, _LINES):
     positions = np.arange(first, min(first + _LINES, lines))
     columns, _ = examples_at(spec, positions)
-    used = _format(
-      positions,
-      columns.labels,
-      np.rint(np.expm1(columns.dense)).astype(np.int64),
-      columns.lookups - starts[:-1],
-      buffer,
+    integers = np.rint(np.expm1(columns.dense)).astype(np.int64)
+    rows = columns.lookups - offsets(spec.rows)[:-1]
+    # A draw for each line and field says whether the line has the field.
+    keys = mix((positions + 1).astype(np.uint64) * GOLDEN)
+    fields = np.arange(1, 40, dtype=np.uint64) * GOLDEN
+    present = _uniform(mix(keys[:, None] + fields)) >= _MISSING
+    values = [columns.labels.astype(np.int8), *integers.T, *_ids(rows).T]
+    frame = pl.DataFrame(dict(zip(names, values, strict=True)))
+    masks = pl.DataFrame(present, schema=names[1:])
+    frame = frame.with_columns(
+      pl.when(masks[name]).then(pl.col(name)).alias(name) for name in names[1:]
     )
-    file.write(buffer[:used].data)
+    frame.write_csv(file, separator='\t', include_header=False)
     tell(int(positions[-1]) + 1)
 
 
-@kernel
-@no_type_check
-def _number(buffer: np.ndarray, at: int, value: int) -> int:
-  """Writes a whole number; returns the place after it."""
-  digits, rest = 1, value // 10
-  while rest:
-    digits, rest = digits + 1, rest // 10
-  for place in range(at + digits - 1, at - 1, -1):
-    buffer[place] = _ZERO + value % 10
-    value //= 10
-  return at + digits
+def _uniform(bits: np.ndarray) -> np.ndarray:
+  return (bits >> np.uint64(11)) * (1.0 / (1 << 53))
 
 
-@kernel
-@no_type_check
-def _id(buffer: np.ndarray, at: int, table: int, row: int) -> int:
-  """Writes the 8 hex digits of a row's id; returns the place after them."""
-  # An odd factor makes it one-to-one among 32 bits.
-  bits = (np.uint64(row) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
-  bits ^= np.uint64(table * 0x01000193)
-  for digit in range(8):
-    shift = np.uint64(28 - 4 * digit)
-    buffer[at + digit] = _HEX[(bits >> shift) & np.uint64(15)]
-  return at + 8
-
-
-@kernel
-@no_type_check
-def _format(
-  positions: np.ndarray,
-  labels: np.ndarray,
-  integers: np.ndarray,
-  rows: np.ndarray,
-  buffer: np.ndarray,
-) -> int:
-  """Writes n lines; returns how many bytes they take."""
-  at = 0
-  for i in range(len(positions)):
-    key = hashed(np.uint64(0), positions[i])
-    buffer[at] = _ZERO + np.uint8(labels[i])
-    at += 1
-    for field in range(39):
-      buffer[at] = _TAB
-      at += 1
-      if field < 13:
-        if unit(hashed(key, field)) >= _MISSING[field]:
-          at = _number(buffer, at, integers[i, field])
-      elif unit(hashed(key, field)) >= _MISSING_IDS[field - 13]:
-        at = _id(buffer, at, field - 13, rows[i, field - 13])
-    buffer[at] = _NEWLINE
-    at += 1
-  return at
+def _ids(rows: np.ndarray) -> np.ndarray:
+  """Returns 8 hex digits for each row of 26 tables, str[n, 26]."""
+  # An odd factor permutes 32 bits, so different rows get different ids.
+  bits = rows.astype(np.uint32) * np.uint32(0x9E3779B1)
+  bits ^= np.arange(26, dtype=np.uint32) * np.uint32(0x01000193)
+  digits = bits.astype('>u4').tobytes().hex()
+  texts = np.frombuffer(digits.encode(), 'S8').astype(str)
+  return texts.reshape(rows.shape)
 
 
 def make(file: str, numbers: Sequence[str]) -> None:
-  """Writes a file of so many lines, and the seed if there is another number.
+  """Writes a file. `numbers` are its lines, and the seed if there are two.
 
   Raises:
     UserError: invalid numbers, or no room for the file.

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from rich.console import Console
 
-from experiments.common import formats, loading, report
+from experiments.common import datasets, loading, report
 from experiments.common.loading import LoadedRun
 from experiments.common.progress import Bar
 from experiments.common.workdir import made_folder
@@ -71,7 +71,7 @@ def predict(
 def _score(
   screen: Console, run: LoadedRun, name: str, path: pathlib.Path
 ) -> None:
-  raw = formats.new_examples(run.config.data, name)
+  raw = datasets.new_examples(run.config.data, name)
   began = time.monotonic()
   scored: list[Predictions] = []
   with _file(path) as file:

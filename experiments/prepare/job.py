@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.common import report
-from experiments.common.formats import raw_data
+from experiments.common.datasets import raw_data
 from experiments.common.progress import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import (
@@ -26,9 +26,13 @@ def prepare_data(
 ) -> None:
   """Prepares the data set of `config.data`.
 
+  Args:
+    config: the config.
+    check: whether to compare the finished folder with its checksums.
+
   Raises:
     UserError: bad settings, bad data or no room. The folder is then not
-      finished. It can be continued if it is still there.
+      finished.
   """
   console, data = report.console(), config.data
   finished = data.path is not None and is_finished(data.path)
@@ -58,9 +62,9 @@ def _check_key(data: ml_collections.ConfigDict, key: str, what: str) -> None:
 
 
 def _prepare(console: Console, data: ml_collections.ConfigDict) -> None:
-  """Prepares the data set, shows the progress, and what came of it.
+  """Prepares the data set, and shows progress and result.
 
-  Of a folder that is finished, it only checks what it was made of.
+  If the folder is finished, it only checks that the settings are the same.
   """
   raw = raw_data(data, data.raw)
   work = prepare(
@@ -87,12 +91,12 @@ def _prepare(console: Console, data: ml_collections.ConfigDict) -> None:
 
 
 def _summary(packed: PackedData, begin_examples: int, passed_s: float) -> Table:
-  """What was made of what, as a table a person reads.
+  """Returns a table of the finished data set.
 
   Args:
-    packed: the finished data set.
-    begin_examples: examples that an earlier process had read.
-    passed_s: time that this one took.
+    packed: the data set.
+    begin_examples: examples that an earlier process read.
+    passed_s: seconds of this process.
   """
   manifest = packed.manifest
   splits = manifest['splits'].items()
@@ -123,7 +127,7 @@ def _summary(packed: PackedData, begin_examples: int, passed_s: float) -> Table:
 
 
 def _contents(packed: PackedData) -> str:
-  """A sentence on a folder that was finished before."""
+  """Describes a folder that was finished before."""
   manifest = packed.manifest
   return (
     f'{packed.folder} is finished: {manifest["name"]}, '

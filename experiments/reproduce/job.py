@@ -7,8 +7,8 @@ import time
 from rich.console import Console
 
 from experiments.common import interrupts, machine, report
-from experiments.common.compiling import compiled
 from experiments.common.errors import in_config
+from experiments.common.meter import compiled
 from experiments.common.progress import Bar
 from experiments.common.workdir import writable
 from experiments.reproduce import models

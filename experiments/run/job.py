@@ -1,4 +1,4 @@
-"""Trains, evaluates and reports one experiment."""
+"""Trains, evaluates and saves one run, and writes what came of it."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -22,20 +22,20 @@ from experiments.common import (
   report,
   workdir,
 )
-from experiments.common.compiling import compiled
-from experiments.common.meter import Meter
+from experiments.common.meter import compiled, Meter
 from experiments.common.progress import Bar
 from experiments.common.record import Recorder
 from experiments.run.guard import Guard
 from experiments.run.summary import (
+  figures,
+  record_event,
   Run,
   summarize,
-  tell_event,
   TOTALS,
   totals,
   totals_before,
 )
-from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position, Saving
+from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import UserError
@@ -43,6 +43,11 @@ from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import BadLoss, StepRecord, train
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.trainer_parts import TrainerParts
+
+TRACE = 'trace'
+"""Folder of a profiler's trace, in the folder of the run."""
+TRACE_AFTER, TRACE_STEPS = 30, 20
+"""Steps before a trace, in which programs are compiled, and steps in it."""
 
 
 def run(config: ml_collections.ConfigDict, folder: str | None = None) -> None:
@@ -57,12 +62,11 @@ def run(config: ml_collections.ConfigDict, folder: str | None = None) -> None:
   errors.check(config)
   more = [] if config.resume else ['--config.resume=True']
   more += [] if folder else [f'--workdir={where}']
-  command = cli.again(*more)
   with workdir.claimed(where, config):
     if workdir.is_finished(where, config):
-      _say_finished(screen, where)
+      _print_finished(screen, where)
     else:
-      _run(config, screen, where, command)
+      _run(config, screen, where, cli.again(*more))
 
 
 def _run(
@@ -71,7 +75,7 @@ def _run(
   where: pathlib.Path,
   command: str,
 ) -> None:
-  """Runs it in a folder that is this run's alone."""
+  """Runs the experiment in a folder that no other run may use."""
   data = datasets.dataset(config)
   steps = build.total_steps(config, data)
   recipe = build.recipe(config, data, steps)
@@ -79,38 +83,32 @@ def _run(
   hot = build.hot(config, data, recipe)
   trainer = build.trainer(config, data, recipe, hot)
   batches = build.batches(config, trainer, data, steps)
-  checkpoints = opened_checkpoints(config, where, screen)
+  checkpoints = _open_checkpoints(config, where, screen)
   steps = build.most_steps(config, data, steps)
   try:
     report.introduce(screen, data, where)
-    announce_checkpoints(config, trainer, where, screen)
-    if (words := build.no_disk(config)) is not None:
-      _warn(screen, words)
+    _warn_of_little_room(config, trainer, where, screen)
     first = 0
     if config.resume:
       first = _resume(trainer, batches, checkpoints, screen, steps)
       if first == steps and (where / record.SUMMARY).exists():
-        return _say_finished(screen, where)
+        return _print_finished(screen, where)
       screen.print(f'resumed after step {first}')
     # From here on there is something to lose: a signal waits for the step.
     with interrupts.gently(config.checkpoint.grace_seconds):
       workdir.begin(where, config)
       with contextlib.closing(Recorder(where, first)) as recorder:
-        run = Run(
-          *(config, data, trainer, batches, checkpoints, recorder, screen),
-          where,
-          totals_before(recorder),
-          command,
-        )
+        parts = config, data, trainer, batches, checkpoints, recorder, screen
+        run = Run(*parts, where, totals_before(recorder), command)
         summary = _train_and_evaluate(run, first, steps)
       batches.close()
-      _finish(run, where, summary)
+      _finish(run, summary)
   finally:
     batches.close()
-    close_checkpoints(checkpoints, screen)
+    _close(checkpoints, screen)
 
 
-def _say_finished(screen: Console, where: pathlib.Path) -> None:
+def _print_finished(screen: Console, where: pathlib.Path) -> None:
   screen.print(f'{where} is finished already: nothing to do', highlight=False)
 
 
@@ -121,101 +119,97 @@ def _resume(
   screen: Console,
   steps: int,
 ) -> int:
-  """Continues where the newest checkpoint is, and returns its step.
+  """Restores the newest whole checkpoint, and returns its step.
 
   Raises:
-    UserError: there is none that fits, or it is beyond the run's last step.
+    UserError: none fits, or it is beyond the run's last step.
   """
-  position = restored(trainer, checkpoints, screen)
-  first = position.step
-  # It says best which number of steps was meant.
+  position = checkpoints.restore(trainer, or_older=True)
+  for reason in position.skipped:
+    report.warn(screen, f'a checkpoint cannot be restored: {reason}')
+  # The schedule's own error, if any, explains best which steps are possible.
   batches.set_state(position.schedule_state)
-  if first > steps:
+  if position.step > steps:
     raise UserError(
-      f'a resumed run must have at least the {first} steps it has taken',
+      f'a resumed run must have at least the {position.step} steps it has'
+      ' taken',
       got=steps,
       where='config.train.steps',
       hint='set it to more, or start anew in another --workdir',
     )
-  return first
+  return position.step
 
 
-def _restore(run: Run) -> int:
-  """Goes back to the newest checkpoint, and returns its step."""
-  parts = run.trainer, run.batches, run.checkpoints, run.screen
-  return _resume(*parts, 1 << 62)
-
-
-def _finish(run: Run, where: pathlib.Path, summary: dict[str, Any]) -> None:
-  """Draws what was recorded, and writes the summary last."""
+def _finish(run: Run, summary: dict[str, Any]) -> None:
+  """Draws pictures, writes the summary last, and prints ten figures."""
   lines = run.recorder.lines
-  plots.learning_curve(where / 'learning_curve.png', lines, summary)
-  plots.transfers(where / 'transfers.png', lines, summary)
-  record.write_json(where / record.SUMMARY, summary)
-  if not run.config.train.keep_checkpoint:  # no more to resume
+  plots.learning_curve(run.where / 'learning_curve.png', lines, summary)
+  plots.transfers(run.where / 'transfers.png', lines, summary)
+  record.write_json(run.where / record.SUMMARY, summary)
+  if not run.config.train.keep_checkpoint:  # nothing is left to resume
     run.checkpoints.remove()
-  run.screen.print(report.facts({**summary, 'data': None}))
-  tell_totals(run.checkpoints, run.screen)
+  _print_figures(run, summary)
+  if (error := run.checkpoints.maintenance.error) is not None:
+    text = f'increments could not be merged into a base: {error}'
+    report.warn(run.screen, text)
+
+
+def _print_figures(run: Run, summary: dict[str, Any]) -> None:
+  """Prints the figures that people look at, and how to train on."""
+  run.screen.print(report.facts(figures(summary)))
+  longer = f'{run.command} --config.train.steps=MORE'
+  if build.skips(run.config) or build.regroups(run.config):
+    longer = 'start anew, because skipping is planned for all steps of a run'
+  elif not run.config.train.keep_checkpoint:
+    longer = 'start anew, because config.train.keep_checkpoint is False'
+  tell = report.teller(run.screen)
+  tell(f'saved in {run.where}; all figures: {run.where / record.SUMMARY}')
+  tell(f'to train longer: {longer}')
 
 
 def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
-  before = run.before
+  """Trains, evaluates on all held-out examples, and returns the summary."""
   meter = Meter(
     run.trainer.engine.counters,
-    before.get('seconds', 0.0),
-    before.get('examples_timed', 0),
+    run.before.get('seconds', 0.0),
+    run.before.get('examples_timed', 0),
   )
   try:
     _train(run, meter, first, steps)
     last = meter.step or first
-    metrics = evaluated(run, last)
+    metrics = _evaluate(run, last)
   except KeyboardInterrupt:  # raised by `interrupts.check` alone
     saved = _save(run, meter, meter.step or first, soon=True)
-    goes_on = f'this continues: {run.command}'
+    continued = f'this continues: {run.command}'
     if run.config.checkpoint.codec != RAW:
-      goes_on = 'no run goes on from its rows (config.checkpoint.codec)'
-    raise KeyboardInterrupt(f'step {saved} is saved, and {goes_on}') from None
+      continued = 'no run can resume from its rows (config.checkpoint.codec)'
+    raise KeyboardInterrupt(f'step {saved} is saved, and {continued}') from None
   if run.config.train.keep_checkpoint:
     _save(run, meter, last)
-  return summarize(run, metrics, _spent(run, meter, last))
-
-
-def _spent(run: Run, meter: Meter, step: int) -> dict[str, Any]:
-  """The totals up to a step; once they are recorded, they stay."""
-  if not run.recorder.has(step, TOTALS):
-    run.recorder.write(totals(run, meter, step))
-  return totals_before(run.recorder)
-
-
-def _save(run: Run, meter: Meter, step: int, **how: bool) -> int:
-  _spent(run, meter, step)  # first: resuming drops what is of later steps
-  if is_saved(run.checkpoints, step):
-    return step
-  position = run.batches.get_state()
-  return run.checkpoints.save(run.trainer, position, **how)
+  return summarize(run, metrics, _record_totals(run, meter, last))
 
 
 def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
   """Trains until `steps` batches of the source were read.
 
-  Fewer steps are taken where examples are left out.
+  It takes fewer steps if skipping leaves examples out.
 
   Raises:
     KeyboardInterrupt: a signal came, and all steps taken were recorded.
   """
   config = run.config
   stops = (config.eval.curve_steps, config.train.checkpoint_steps)
-  before, begin = _batches_read(run), begin_of(first, steps)
-  with Bar(run.screen, steps, 'batch', done=before) as bar:
+  trace_after = first + min(TRACE_AFTER, (steps - first) // 2)
+  with Bar(run.screen, steps, 'batch', done=_batches_read(run)) as bar:
     step, more = first, True
 
-    def tell() -> None:
+    def write_line() -> None:
       line = meter.line()
       run.recorder.write(line)
       bar.show(_batches_read(run), *report.rates(line))
 
     guard = Guard(run, meter)
-    draw_curve(run, first)  # a signal may have cut it off
+    _draw_curve(run, first)  # a signal may have interrupted it
     while more:
       guard.leave_out(step)
       ends = [step - step % n + n for n in stops if n]
@@ -225,18 +219,18 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
         run.trainer, run.batches, end - step, stop=interrupts.asked
       )
       if config.profile:
-        records = traced(records, run.where, begin, meter.paused)
+        records = _traced(records, run.where, trace_after, meter.paused)
       try:
         for at in guard.records(records):
           meter.add(at)
-          tell_event(run, at.step, at.event)
+          record_event(run, at.step, at.event)
           if at.step % config.log_steps == 0:
-            tell()
+            write_line()
       except BadLoss as error:
-        step = guard.go_back(error, lambda: _restore(run))
+        step = guard.go_back(error, lambda: _go_back(run))
         continue
-      if meter.untold:  # the last steps before a stop or the data's end
-        tell()
+      if meter.steps:  # the last steps before a stop or the end of the data
+        write_line()
       meter.stop()
       interrupts.check()
       more = meter.step == end < steps
@@ -246,146 +240,37 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
 
 
 def _batches_read(run: Run) -> int:
-  """Batches of the source so far, of which skipping makes fewer steps."""
+  """Returns the batches read so far. Skipping makes fewer steps of them."""
   return run.trainer.engine.counters.examples_seen // run.config.data.batch_size
 
 
+def _go_back(run: Run) -> int:
+  """Restores the newest checkpoint, and returns its step."""
+  parts = run.trainer, run.batches, run.checkpoints, run.screen
+  return _resume(*parts, sys.maxsize)
+
+
 def _pause(run: Run, meter: Meter, guard: Guard, step: int) -> None:
-  """Evaluates and saves where the config asks for it between steps."""
-  if draw_curve(run, step):
+  """Evaluates and saves after a step, if the config asks for it."""
+  if _draw_curve(run, step):
     guard.look(step)
   save = run.config.train.checkpoint_steps
   if save and step % save == 0:
     _save(run, meter, step, wait=False)
 
 
-def opened_checkpoints(
-  config: ml_collections.ConfigDict, where: pathlib.Path, screen: Console
-) -> Checkpoints:
-  """The checkpoints of a run, by its section `checkpoint`.
-
-  Raises:
-    UserError: settings that cannot be.
-  """
-  section = config.checkpoint
-  tell: Callable[[UserError], None] | None = None
-  if section.on_error == 'warn':
-    tell = lambda error: _warn(screen, f'no checkpoint: {error}')  # noqa: E731
-  saving = Saving(
-    section.policy,
-    section.keep,
-    section.memory_bytes,
-    section.consolidate,
-    section.codec,
-    tell,
-  )
-  return Checkpoints(workdir.checkpoints_at(where, config), saving)
-
-
-def announce_checkpoints(
-  config: ml_collections.ConfigDict,
-  trainer: TrainerParts,
-  where: pathlib.Path,
-  screen: Console,
-) -> None:
-  """Says what checkpoints may take, before there is one."""
-  nbytes = build.checkpoint_bytes(trainer)
-  kept = 'kept' if config.train.keep_checkpoint else 'removed at the end'
-  screen.print(
-    f'a checkpoint takes up to {report.size(nbytes)}, {kept} '
-    '(config.train.keep_checkpoint)',
-    highlight=False,
-  )
-  at = workdir.checkpoints_at(where, config)
-  if '://' in at:
-    return
-  free = workdir.free_bytes(pathlib.Path(at))
-  # The one before is there until the next one is whole.
-  if free < nbytes * (2 if config.train.checkpoint_steps else 1):
-    _warn(screen, f'its disk has {report.size(free)} left')
-
-
-def restored(
-  trainer: TrainerParts, checkpoints: Checkpoints, screen: Console
-) -> Position:
-  """Puts the newest whole checkpoint into the trainer; says what is not whole.
-
-  Raises:
-    UserError: as `Checkpoints.restore`.
-  """
-  position = checkpoints.restore(trainer, or_older=True)
-  for why in position.skipped:
-    _warn(screen, f'a checkpoint cannot be restored: {why}')
-  return position
-
-
-def is_saved(checkpoints: Checkpoints, step: int) -> bool:
-  """Whether the run's last checkpoint is of this step.
-
-  Since then nothing happened but that batches were left out, if anything: who
-  goes on from there leaves them out again.
-
-  Raises:
-    UserError: it could not be written.
-  """
-  checkpoints.wait()
-  return checkpoints.step == step
-
-
-def close_checkpoints(checkpoints: Checkpoints, screen: Console) -> None:
-  """Ends what is being written.
-
-  Raises:
-    UserError: it could not be written, and nothing else went wrong before.
-  """
-  before = sys.exception()
-  try:
-    checkpoints.close()
-  except UserError as error:
-    if before is None:
-      raise
-    _warn(screen, f'no checkpoint: {error}')
-
-
-def tell_totals(checkpoints: Checkpoints, screen: Console) -> None:
-  """Says what saving has cost, if there was any."""
-  totals, maintenance = checkpoints.totals, checkpoints.maintenance
-  if totals.saved:
-    made_one = ''
-    if maintenance.bases:
-      nbytes = report.size(maintenance.nbytes)
-      made_one = f'; {maintenance.bases} times a chain became a base, {nbytes}'
-    screen.print(
-      f'checkpoints written: {totals.saved}, bases: {totals.bases}; '
-      f'{report.size(totals.row_bytes)} of rows, '
-      f'{report.size(totals.other_bytes)} of all else{made_one}; '
-      f'training waited {totals.seconds_waiting:.1f} s',
-      highlight=False,
-    )
-  if (error := maintenance.error) is not None:
-    _warn(screen, f'increments could not be made a base: {error}')
-
-
-def _warn(screen: Console, text: str) -> None:
-  screen.print(text, style='bold red', highlight=False, markup=False)
-
-
-def draw_curve(run: Run, step: int) -> bool:
-  """Evaluates where the config asks for it, unless it was done before.
-
-  Returns:
-    Whether a point of the curve is there.
-  """
+def _draw_curve(run: Run, step: int) -> bool:
+  """Whether the learning curve has a point at a step. Evaluates if needed."""
   curve = run.config.eval.curve_steps
   if not (step and curve and step % curve == 0):
     return False
   if not run.recorder.has(step, 'eval'):
-    evaluated(run, step, run.config.eval.curve_examples)
+    _evaluate(run, step, run.config.eval.curve_examples)
   return True
 
 
-def evaluated(run: Run, step: int, examples: int | None = None) -> Metrics:
-  """Evaluates on about so many examples, or on all, and records it.
+def _evaluate(run: Run, step: int, examples: int | None = None) -> Metrics:
+  """Evaluates on about `examples` held-out examples, or on all; records it.
 
   Raises:
     UserError: a metric is not finite.
@@ -396,7 +281,7 @@ def evaluated(run: Run, step: int, examples: int | None = None) -> Metrics:
   source = interrupts.Checked(run.data.test(size))
   metrics = evaluate(run.trainer, source, batches)
   numbers = metrics._asdict()
-  del numbers['heads']  # the shipped models have one
+  del numbers['heads']  # the models that a config names have one head
   for name, value in numbers.items():
     if value is not None and not math.isfinite(value):
       raise UserError(
@@ -411,40 +296,110 @@ def evaluated(run: Run, step: int, examples: int | None = None) -> Metrics:
   return metrics
 
 
-FOLDER = 'trace'
-"""In that of the run."""
-BEFORE = 30
-"""Steps that come first: programs are compiled, and queues filled."""
-STEPS = 20
-"""Steps that a trace is of: of more, nobody would look at one."""
+def _open_checkpoints(
+  config: ml_collections.ConfigDict, where: pathlib.Path, screen: Console
+) -> Checkpoints:
+  """Returns the checkpoints of a run, with the settings of its config.
+
+  Raises:
+    UserError: an invalid combination of settings.
+  """
+  section = config.checkpoint
+
+  def warn(error: UserError) -> None:
+    report.warn(screen, f'no checkpoint: {error}')
+
+  saving = Saving(
+    section.policy,
+    section.keep,
+    section.memory_bytes,
+    section.consolidate,
+    section.codec,
+    warn if section.on_error == 'warn' else None,
+  )
+  return Checkpoints(workdir.checkpoints_at(where, config), saving)
 
 
-def traced(
+def _warn_of_little_room(
+  config: ml_collections.ConfigDict,
+  trainer: TrainerParts,
+  where: pathlib.Path,
+  screen: Console,
+) -> None:
+  """Warns if a checkpoint may not fit on its disk, or rows are in tmpfs."""
+  if (words := build.no_disk(config)) is not None:
+    report.warn(screen, words)
+  at = workdir.checkpoints_at(where, config)
+  if '://' in at:
+    return
+  nbytes = build.checkpoint_bytes(trainer)
+  free = workdir.free_bytes(pathlib.Path(at))
+  # The previous checkpoint is kept until the next one is whole.
+  if free < nbytes * (2 if config.train.checkpoint_steps else 1):
+    report.warn(
+      screen,
+      f'a checkpoint takes up to {report.size(nbytes)}, and its disk has'
+      f' {report.size(free)} left',
+    )
+
+
+def _record_totals(run: Run, meter: Meter, step: int) -> dict[str, Any]:
+  """Returns the totals up to a step. They are recorded once."""
+  if not run.recorder.has(step, TOTALS):
+    run.recorder.write(totals(run, meter, step))
+  return totals_before(run.recorder)
+
+
+def _save(run: Run, meter: Meter, step: int, **how: bool) -> int:
+  """Saves a checkpoint unless the last one is of this step; returns the step.
+
+  Batches that were left out after that step are left out again after resuming.
+  """
+  _record_totals(run, meter, step)  # first: resuming drops later lines
+  run.checkpoints.wait()
+  if run.checkpoints.step == step:
+    return step
+  position = run.batches.get_state()
+  return run.checkpoints.save(run.trainer, position, **how)
+
+
+def _close(checkpoints: Checkpoints, screen: Console) -> None:
+  """Waits for the checkpoint that is being written.
+
+  Raises:
+    UserError: it could not be written. If another error is on its way, this is
+      a warning.
+  """
+  before = sys.exception()
+  try:
+    checkpoints.close()
+  except UserError as error:
+    if before is None:
+      raise
+    report.warn(screen, f'no checkpoint: {error}')
+
+
+def _traced(
   records: Iterator[StepRecord],
   folder: pathlib.Path,
-  begin: int,
+  after: int,
   untimed: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Iterator[StepRecord]:
-  """The same records, with a trace of up to `STEPS` steps behind one of them.
+  """Yields the same records, and traces the steps that follow one of them.
 
   Args:
     records: of steps, as they are taken.
-    folder: of the run; the trace is in `FOLDER` there.
-    begin: the step after which it begins.
-    untimed: what surrounds what is done for the trace alone.
+    folder: of the run.
+    after: the last step before the trace.
+    untimed: a context in which the clock of training stands still.
   """
   with contextlib.ExitStack() as opened:
     for at in records:
       yield at
-      if at.step == begin:
-        opened.enter_context(_trace(folder / FOLDER, untimed))
-      elif at.step == begin + STEPS:
+      if at.step == after:
+        opened.enter_context(_trace(folder / TRACE, untimed))
+      elif at.step == after + TRACE_STEPS:
         opened.close()
-
-
-def begin_of(first: int, last: int) -> int:
-  """The step after which to begin, of a run from one step to another."""
-  return first + min(BEFORE, (last - first) // 2)
 
 
 @contextlib.contextmanager
@@ -452,8 +407,9 @@ def _trace(
   folder: pathlib.Path,
   untimed: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Iterator[None]:
+  """Traces a block, with the library's names and not every Python call."""
   options = jax.profiler.ProfileOptions()
-  options.python_tracer_level = 0  # names, not every call of a function
+  options.python_tracer_level = 0
   with untimed():
     jax.profiler.start_trace(folder, profiler_options=options)
   try:

@@ -1,4 +1,4 @@
-"""The parts of a run under way, and what they come to in numbers."""
+"""The parts of a run, and the numbers that they leave."""
 
 import pathlib
 import resource
@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import ml_collections
 from rich.console import Console
 
-from experiments.common import build
-from experiments.common.compiling import compiled
-from experiments.common.meter import Meter
+from experiments.common import build, report
+from experiments.common.meter import compiled, Meter
 from experiments.common.record import Recorder
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.source import Dataset
@@ -31,24 +30,24 @@ class Run(NamedTuple):
   screen: Console
   where: pathlib.Path
   before: dict[str, Any]
-  """What earlier processes of the run spent: see `totals`."""
+  """Totals of the run's earlier processes; see `totals`."""
   command: str
   """Shell command that continues the run."""
 
 
 TOTALS = 'totals'
-"""Kind of the lines that keep what the run's processes spent, by the step of a
-checkpoint: who resumes it goes on from there."""
+"""Kind of the metrics' lines with the totals at a checkpoint, from which a
+resumed run counts on."""
 
 
 def totals_before(recorder: Recorder) -> dict[str, Any]:
-  """What earlier processes of the run spent; empty if there are none."""
+  """Returns the totals of the run's earlier processes, or {}."""
   lines = [line for line in recorder.lines if line['kind'] == TOTALS]
   return lines[-1] if lines else {}
 
 
 def totals(run: Run, meter: Meter, step: int) -> dict[str, Any]:
-  """What the run's processes spent up to this step, as a line to record."""
+  """Returns what all processes of the run spent up to a step, as a line."""
   before = run.before
   now = {
     'seconds_compiling': compiled().seconds,
@@ -84,7 +83,7 @@ _TIERS = {
 
 
 def _tiers(run: Run) -> dict[str, Any]:
-  """What stores on a disk did, in all processes; empty where there are none."""
+  """Returns what the stores on a disk did in all processes, or {}."""
   counts = [group.host.counts for group in run.trainer.engine.groups]
   there = [one for one in counts if one is not None]
   return {
@@ -94,18 +93,19 @@ def _tiers(run: Run) -> dict[str, Any]:
   }
 
 
-_NOT_NUMBERS = 'examples', 'heads'  # of metrics, under another name or none
+_NOT_NUMBERS = 'examples', 'heads'  # metrics that have another name, or none
+_SPENT = 'processes', 'compilations', 'seconds_compiling', 'peak_rss_bytes'
 
 
 def summarize(
   run: Run, metrics: Metrics, spent: dict[str, Any]
 ) -> dict[str, Any]:
-  """The run in numbers: all of it, however often it was resumed.
+  """Returns the run in numbers, including the processes before this one.
 
   Args:
-    run: which is through.
-    metrics: of its evaluation.
-    spent: the line of its totals.
+    run: a run that took its last step.
+    metrics: of its last evaluation.
+    spent: its last totals.
   """
   counters, seconds = run.trainer.engine.counters, spent['seconds']
   return {
@@ -124,26 +124,19 @@ def summarize(
     **{key: spent[key] for key in _TIERS if key in spent},
     **_skipped(run, spent),
     **_saved(run, spent),
-    **{
-      key: spent[key]
-      for key in (
-        *('processes', 'compilations', 'seconds_compiling', 'peak_rss_bytes'),
-      )
-    },
+    **{key: spent[key] for key in _SPENT},
   }
 
 
 def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
-  """What skipping did, and what it cost; null in a plain run."""
+  """Returns what skipping did and what it cost. A plain run has None."""
   skip, skips = run.config.skip, build.skips(run.config)
   decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
   last = decisions[-1] if decisions else {}
   undecided = [x for x in run.recorder.lines if x['kind'] == 'undecided']
   kinds = 'decision', 'missed', 'undecided'
-  # Of a decision what its fit says, of 'missed' what became of 100 batches.
   lines = [x for x in run.recorder.lines if x['kind'] in kinds]
   missed = [x['missed'] for x in lines if x.get('missed') is not None]
-  # The newest; some lines do not tell.
   shares = (x for x in map(_hot_share, reversed(lines)) if x is not None)
   counters = run.trainer.engine.counters
   share = counters.examples_dropped / max(counters.examples_seen, 1)
@@ -164,7 +157,7 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
 
 
 def _worth(run: Run) -> dict[str, Any]:
-  """What choosing by scores is worth, as was last told; null if by none."""
+  """Returns what choosing by scores is worth, by the last line that says it."""
   lines = [line for line in run.recorder.lines if 'verdict' in line]
   last = lines[-1] if lines else {}
   names = 'scorer_auc', 'scorer_log_loss', 'variance_bound', 'log_loss_lost'
@@ -176,16 +169,13 @@ def _worth(run: Run) -> dict[str, Any]:
 
 
 def _hot_share(line: dict[str, Any]) -> float | None:
-  """Of a line of a decision, or of a target that was missed."""
+  """Returns the share of hot examples in a line of a decision, or of a miss."""
   share: float | None = line.get('hot_share', line.get('examples_hot'))
   return share
 
 
-def tell_event(run: Run, step: int, event: dict[str, Any] | None) -> None:
-  """Records what the schedule decided before a step, and says what went wrong.
-
-  Nothing, if it decided nothing.
-  """
+def record_event(run: Run, step: int, event: dict[str, Any] | None) -> None:
+  """Records a decision of the schedule, and prints what went wrong with it."""
   if event is None:
     return
   before = [x['verdict'] for x in run.recorder.lines if 'verdict' in x]
@@ -193,7 +183,7 @@ def tell_event(run: Run, step: int, event: dict[str, Any] | None) -> None:
   decided = [x['kind'] for x in run.recorder.lines if x['kind'] in kinds]
   run.recorder.write({'step': step, **event})
   verdict = event.get('verdict')
-  # Said once, and again where it comes to be so anew.
+  # Only changes are printed.
   if verdict and before[-1:] != [verdict]:
     run.screen.print(VERDICTS[verdict], highlight=False)
   if event['kind'] == 'undecided' and decided[-1:] != ['undecided']:
@@ -204,11 +194,7 @@ def tell_event(run: Run, step: int, event: dict[str, Any] | None) -> None:
 
 
 def _undecided_in_words(event: dict[str, Any]) -> str:
-  """Returns the line that says why nothing could be decided.
-
-  Args:
-    event: of kind 'undecided'.
-  """
+  """Returns why nothing could be decided, from an 'undecided' event."""
   if 'batches_left_out' in event:
     said = (
       f'the last {event["batches_left_out"]:,} batches of the source left'
@@ -227,12 +213,7 @@ def _undecided_in_words(event: dict[str, Any]) -> str:
 def _missed_in_words(
   skip: ml_collections.ConfigDict, event: dict[str, Any]
 ) -> str:
-  """What a person is told of a missed drop target, or of a falling hot share.
-
-  Args:
-    skip: the config's section.
-    event: of kind 'missed'.
-  """
+  """Returns by how much a drop target was missed, from a 'missed' event."""
   of = 'all' if skip.drop_of == 'all' else 'hot'
   return (
     f'{event["batches_seen"]:,} batches: {event["dropped"]:.0%} of {of} '
@@ -243,9 +224,9 @@ def _missed_in_words(
 
 
 def _saved(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
-  """What placement and skipping saved, against streaming every row.
+  """Returns what placement and skipping saved against streaming every row.
 
-  What moved more than that saved nothing: it cost the rest, `extra`.
+  If they moved more than that, the difference is `extra`.
   """
   counters = run.trainer.engine.counters
   rows = counters.rows_used - counters.rows_loaded
@@ -262,4 +243,23 @@ def _saved(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
       if build.skips(run.config)
       else None
     ),
+  }
+
+
+def figures(summary: dict[str, Any]) -> dict[str, Any]:
+  """Returns the figures that a run prints. The summary has all others."""
+  left_out = f'{summary["examples_dropped"]:,}'
+  if share := summary['examples_dropped_share']:
+    left_out += f' ({share:.1%})'
+  moved = summary['bytes_loaded'] + summary['bytes_stored']
+  compiling = f'{summary["seconds_compiling"]:,.1f} s compiling'
+  return {
+    'AUC': report.auc(summary['auc']),
+    'log loss': summary['log_loss'],
+    'calibration': summary['calibration'],
+    'examples per s': summary['examples_per_s'],
+    'time': f'{summary["seconds"]:,.1f} s training, {compiling}',
+    'examples left out': left_out,
+    'bytes moved': moved,
+    'peak memory': report.size(summary['peak_rss_bytes']),
   }

@@ -408,7 +408,7 @@ def read_facts(place: Place, manifest: Manifest) -> Facts:
       and all(map(_are_columns, (facts.dense_columns, *facts.names)))
       and isinstance(facts.watched, bool)
     )
-    flaw = None if valid else f'{facts}'
+    flaw = None if valid else ' '.join(f'{facts}'.split())  # in one line
   except UserError:
     raise
   except (ValueError, KeyError, TypeError) as error:

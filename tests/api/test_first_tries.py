@@ -4,18 +4,11 @@ from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
 import optax
-import polars as pl
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from tests.api import shop
-
-FRAME = pl.DataFrame(
-  {**shop.IDS, 'label': shop.CLICKS}
-  | {f'd{i}': shop.DENSE[:, i] for i in range(3)}
-)
 
 
 class OneFeature(nn.Module):
@@ -32,45 +25,6 @@ class OneFeature(nn.Module):
 
 ONE, TWO = OneFeature(), OneFeature(2)
 USER = {'user': slip.Table(60, embedding_dim=4)}
-
-
-def global_rows():
-  lookups = np.stack([shop.USERS, shop.ITEMS + 60], axis=1)
-  return ColumnBatches(Columns(shop.DENSE, lookups, shop.CLICKS), shop.BATCH)
-
-
-SOURCES = {
-  'a generator': shop.dicts,
-  'a list': lambda: [*shop.dicts()],
-  'a function': lambda: shop.dicts,
-  'batches of a generator': lambda: slip.batches(shop.dicts()),
-  'arrays in order': lambda: shop.source(seed=None, epochs=1),
-  'batches of rows': global_rows,
-  'a frame': lambda: slip.batches(
-    FRAME,
-    ['user', 'item'],
-    'label',
-    dense=['d0', 'd1', 'd2'],
-    batch_size=shop.BATCH,
-  ),
-}
-
-
-@pytest.mark.parametrize('kind', SOURCES)
-def test_any_source_trains(kind):
-  losses = []
-  for _ in range(2):
-    with shop.trainer() as trainer:
-      source = SOURCES[kind]()
-      if kind == 'a function':
-        source = slip.batches(source)
-      losses.append(
-        np.concatenate([trainer.train(source, n).losses for n in (3, 4)])
-      )
-  np.testing.assert_array_equal(*losses)
-  with shop.trainer() as trainer:
-    wanted = trainer.train(shop.source(seed=None), 7).losses
-  np.testing.assert_array_equal(losses[0], wanted)
 
 
 @pytest.mark.parametrize('heads', [None, 2])
@@ -200,31 +154,6 @@ def test_optimizers_that_cannot_run_are_one_sentence(wrong):
       trainer.train(shop.source(), 1)
     assert error.value.where == where
     assert '\n' not in str(error.value)
-
-
-README = """
-import slipstream_jax as slip
-class Recommender(nn.Module):
-  @nn.compact
-  def __call__(self, dense, e):
-    return (nn.Dense(16)(e['user']) * e['item']).sum(-1) + dense[:, 0]
-ids = {'user': users, 'item': items}
-source = slip.batches(dense, ids, clicks, batch_size=100, seed=0)
-sizes = {'user': 60, 'item': 20}
-tables = {n: slip.Table(s, embedding_dim=16) for n, s in sizes.items()}
-trainer = slip.Trainer(Recommender(), tables, placement='streamed')
-history = trainer.train(source, steps=5, skip=slip.Skip(drop=0.3))
-"""
-
-
-def test_arrays_to_a_trained_model_in_twelve_lines():
-  lines = [line for line in README.splitlines() if line.strip()]
-  assert len(lines) <= 12
-  values = {'nn': nn, 'dense': shop.DENSE, 'clicks': shop.CLICKS}
-  values |= {'users': shop.USERS, 'items': shop.ITEMS}
-  exec(README, values)
-  values['trainer'].close()
-  assert len(values['history'].losses) == 5
 
 
 def test_one_logit_on_an_axis_of_its_own():

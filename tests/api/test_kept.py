@@ -313,10 +313,9 @@ def assert_newest_or_refused(trainer, folder, states, name):
   return True
 
 
-@pytest.mark.parametrize('seed', range(2))
-def test_a_flipped_bit_never_gives_an_older_model_unasked(seed, tmp_path):
-  rng = random.Random(seed)
-  with shop.trainer(placement=rng.choice(['streamed', 'pinned'])) as trainer:
+def test_a_flipped_bit_never_gives_an_older_model_unasked(tmp_path):
+  rng = random.Random(0)
+  with shop.trainer(placement='pinned') as trainer:
     stops = [rng.randint(1, 4) for _ in range(rng.randint(2, 4))]
     states = chain_in(tmp_path, trainer, stops)
     newest, older = sorted(states)[:-3:-1]

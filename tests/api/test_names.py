@@ -127,10 +127,7 @@ def run(world, forms, mix, folder):
   return jax.tree.leaves(seen)
 
 
-CASES = 8
-
-
-@pytest.mark.parametrize('seed', range(CASES))
+@pytest.mark.parametrize('seed', range(5))
 def test_any_order_of_names_gives_the_bits_of_the_first(tmp_path, seed):
   rng = np.random.default_rng(seed)
   by_name = seed % 4 == 0
@@ -192,25 +189,26 @@ def learned():
     yield one, world
 
 
-@pytest.mark.parametrize('form', ['arrays', 'columns', 'iterator'])
+FORMS_OF_MISTAKES = ['arrays', 'columns', 'iterator']
+
+
 @pytest.mark.parametrize('spoil', SPOILS)
-def test_other_names_are_refused_by_name(learned, spoil, form):
+def test_other_names_are_refused_by_name(learned, spoil):
   one, world = learned
   before = shop.state_of(one)
   spoiled = World(np.random.default_rng(1), ['age', 'price', 'b'])
   spoiled.dense = SPOILS[spoil](world.dense)
-  for call in (one.predict, one.evaluate, one.train):
-    with pytest.raises(UserError) as raised:
-      call(getattr(spoiled, form)(as_given))
-    name = {'more': 'height', 'width': 'age'}.get(spoil, 'b')
-    assert f'{name!r}' in str(raised.value)
-    assert 'dense feature' in str(raised.value)
+  name = {'more': 'height', 'width': 'age'}.get(spoil, 'b')
+  for form in FORMS_OF_MISTAKES:
+    for call in (one.predict, one.evaluate, one.train):
+      with pytest.raises(UserError, match='dense feature') as raised:
+        call(getattr(spoiled, form)(as_given))
+      assert f'{name!r}' in str(raised.value)
   for a, b in zip(before, shop.state_of(one), strict=True):
     np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('form', ['arrays', 'columns', 'iterator'])
-def test_other_heads_are_refused_by_name(learned, form):
+def test_other_heads_are_refused_by_name(learned):
   one, world = learned
   spoiled = World(np.random.default_rng(1), ['age', 'price', 'b'])
   spoiled.dense = world.dense
@@ -221,9 +219,10 @@ def test_other_heads_are_refused_by_name(learned, form):
     ({**spoiled.labels, 'third': labels}, 'third'),
   ):
     spoiled.labels = changed
-    for call in (one.evaluate, one.train):
-      with pytest.raises(UserError, match=name):
-        call(getattr(spoiled, form)(as_given))
+    for form in FORMS_OF_MISTAKES:
+      for call in (one.evaluate, one.train):
+        with pytest.raises(UserError, match=name):
+          call(getattr(spoiled, form)(as_given))
 
 
 @pytest.mark.parametrize('call', ['train', 'evaluate'])

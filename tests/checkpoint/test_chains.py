@@ -129,29 +129,6 @@ def test_a_newer_manifest_is_refused(tmp_path):
     read_manifest(place, 1)
 
 
-def test_groups_are_apart_and_may_be_without_rows(tmp_path):
-  place = open_place(tmp_path)
-
-  def save(chain, parent, step, groups):
-    rows = {
-      group: small.write(
-        place, file_name('increment', step, group), 'rows', rows, salt=step
-      )
-      for group, rows in groups.items()
-    }
-    values = {'rows': rows, 'files': {}, 'payload': {'step': step}}
-    chain = next_on(chain, parent, step=step, **values)
-    publish(place, chain[-1])
-    return chain
-
-  chain = save((), None, 1, {'a': [1, 2], 'b': []})
-  chain = save(chain, 1, 2, {'c': [7]})
-  base = consolidate(place, chain)
-  assert {g: f.rows for g, f in base.rows.items()} == {'a': 2, 'b': 0, 'c': 1}
-  tables = small.table_of(merged_rows(place, (base,), 'a'))
-  assert tables == small.expected('rows', [1, 2], 1)
-
-
 def test_links_must_be_of_the_same_arrays(tmp_path):
   place = open_place(tmp_path)
   chain = small.save(place, (), None, 1, [1], kind='rows')

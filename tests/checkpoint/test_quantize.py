@@ -127,20 +127,3 @@ def test_files_hold_rows_quantized_and_their_state_as_it_is(
   meant = there_and_back(values['rows'], LOSSY[codec]).astype(dtype)
   assert read['rows'].dtype == dtype
   np.testing.assert_array_equal(read['rows'], meant)
-
-
-@pytest.mark.parametrize('bits', [2, 3, 4])
-def test_torch_chooses_no_better_ranges(bits):
-  """Its greedy search in float16 as oracle: ours is in float32, and as good."""
-  torch = pytest.importorskip('torch', reason='torch is not installed')
-  rows = np.random.default_rng(2).normal(size=(200, 16)).astype(np.float32)
-  ours = error(rows, Bits(bits, adaptive=True)).sum()
-  theirs = 0.0
-  for row in rows:
-    high, low = torch.choose_qparams_optimized(
-      torch.tensor(row), len(row), 200, 0.16, bits
-    )
-    scale = np.float32((high.item() - low.item()) / (2**bits - 1))
-    codes = oracle_code(row[None], bits, np.float32([low.item()]), scale[None])
-    theirs += ((low.item() + codes * scale - row) ** 2).sum()
-  assert ours <= theirs * 1.001

@@ -57,6 +57,7 @@ def trained():
   trainer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('codec', CODECS)
 def test_the_auc_stays(trained, tmp_path, codec):
   trainer, test = trained

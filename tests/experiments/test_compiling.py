@@ -1,12 +1,17 @@
 """Time spent on compiling: a union of stretches, in whatever thread."""
 
+import random
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
 import numba
 import numpy as np
 import pytest
 
-from experiments.common.compiling import _Spans, compiled
+from experiments.common.meter import _Spans, compiled, is_compiling
 
 stretches = st.lists(
   st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=30
@@ -47,3 +52,28 @@ def test_kernels_of_numba_count():
   assert after > before
   assert kernel(2) == 3
   assert compiled().seconds == after
+
+
+def test_another_thread_sees_that_xla_compiles():
+  unseen = random.random()  # so that no cache has the program
+
+  def long_program(x):
+    for number in range(400):
+      x = jnp.sin(x) + number * unseen
+    return x
+
+  compiled()
+  seen, ended = set(), threading.Event()
+
+  def look():
+    while not ended.is_set():
+      seen.add(is_compiling())
+      ended.wait(0.001)
+
+  watcher = threading.Thread(target=look)
+  watcher.start()
+  jax.jit(long_program).lower(jax.ShapeDtypeStruct((3,), 'float32')).compile()
+  ended.set()
+  watcher.join()
+  assert True in seen
+  assert not is_compiling()

@@ -215,7 +215,7 @@ def test_a_checkpoint_that_is_not_kept(tmp_path, capsys):
   plain |= {'train.keep_checkpoint': False, 'train.checkpoint_steps': 10}
   workdir = tmp_path / 'run'
   assert run_job(workdir, smoke(**plain)) == 0
-  assert 'removed at the end' in capsys.readouterr().out
+  assert 'keep_checkpoint is False' in capsys.readouterr().out
   assert not (workdir / 'checkpoints').exists()
   assert summary_of(workdir)['steps'] == 20
   before = snapshot(workdir)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -224,6 +225,33 @@ def test_a_summary_says_what_the_disk_did(tmp_path, capsys, monkeypatch):
   assert summary['store_bytes_read'] > 0 == summary['store_bytes_read'] % 4096
   assert summary['store_bytes_written'] >= 68 * summary['store_rows_written']
   assert summary['seconds_waiting_for_store'] >= 0
-  said = capsys.readouterr().out
-  assert 'store bytes read' in said
-  assert 'is memory (tmpfs)' in said
+  assert 'is memory (tmpfs)' in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not os.path.ismount('/dev/shm'), reason='is no mount here')
+def test_shared_memory_is_no_disk(tmp_path):
+  assert build.in_memory('/dev/shm')
+  assert not build.in_memory('/proc')
+  assert not build.in_memory(tmp_path / 'none')
+
+
+@pytest.mark.parametrize('mode', ['off', 'examples'])
+def test_a_run_prints_ten_figures(mode, tmp_path, capsys):
+  few = {'train.steps': 20, 'eval.curve_steps': 0, 'skip.mode': mode}
+  assert run_job(tmp_path / 'run', smoke(**few)) == 0
+  lines = capsys.readouterr().out.splitlines()
+  table = [line.split('│')[1].strip() for line in lines if line[:1] == '│']
+  assert table[-8:] == [
+    'AUC',
+    'log loss',
+    'calibration',
+    'examples per s',
+    'time',
+    'examples left out',
+    'bytes moved',
+    'peak memory',
+  ]
+  assert lines[-2].startswith(f'saved in {tmp_path / "run"}')
+  # A run that skips cannot be extended.
+  assert ('--config.resume=True' in lines[-1]) == (mode == 'off')
+  assert not [line for line in lines if 'checkpoint' in line]

@@ -10,7 +10,6 @@ import pytest
 
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 from experiments.common import build, cli, datasets, errors
-from experiments.common.formats import raw_data
 from experiments.make_text import job as make_text
 from experiments.prepare import job as program
 from slipstream_jax.errors import UserError
@@ -129,7 +128,7 @@ def test_a_config_reads_its_format_and_has_all_keys(tmp_path, module):
     (tmp_path / day).write_text('not read')
   data = module.get_config().data
   path = tmp_path if data.format == 'terabyte' else tmp_path / 'day_0'
-  assert raw_data(data, str(path)).format == data.format
+  assert datasets.raw_data(data, str(path)).format == data.format
   with pytest.raises(ValueError, match='smok'):
     module.get_config('smok')
 

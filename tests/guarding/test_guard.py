@@ -158,7 +158,6 @@ def test_before_the_first_checkpoint_there_is_no_way_back(
 @pytest.mark.parametrize(
   ('changes', 'said'),
   [
-    ({'train.on_bad_loss': 'ignore'}, 'stop, skip, rollback'),
     ({'train.on_bad_loss': 'rollback'}, 'config.train.checkpoint_steps'),
     (
       {
@@ -172,7 +171,6 @@ def test_before_the_first_checkpoint_there_is_no_way_back(
       {'train.on_bad_loss': 'skip', 'system': 'xdl', 'skip.mode': 'off'},
       'config.train.on_bad_loss',
     ),
-    ({'train.most_bad_losses': -1}, 'config.train.most_bad_losses'),
   ],
 )
 def test_settings_that_cannot_be(changes, said, tmp_path, capsys):
@@ -196,10 +194,10 @@ def lines_with(*losses):
 
 
 def test_signs():
-  assert guard.standing_still(lines_with(*[0.5] * 4)) is None
-  assert '0.5 at the last 5' in guard.standing_still(lines_with(*[0.5] * 5))
-  assert guard.standing_still(lines_with(*[0.5] * 4, 0.4999)) is None
-  assert guard.standing_still(lines_with(0.6, *[0.5] * 5)) is not None
+  assert guard.constant_loss(lines_with(*[0.5] * 4)) is None
+  assert '0.5 at the last 5' in guard.constant_loss(lines_with(*[0.5] * 5))
+  assert guard.constant_loss(lines_with(*[0.5] * 4, 0.4999)) is None
+  assert guard.constant_loss(lines_with(0.6, *[0.5] * 5)) is not None
   few, many = Counters(), Counters(examples_seen=5000, examples_dropped=4990)
   assert '4,990 of the last 5,000' in guard.dropping_all(few, many, 100)
   assert guard.dropping_all(few, many, 501) is None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs import avazu, criteo, taobao, terabyte
-from experiments.common import build, datasets, formats
+from experiments.common import build, datasets
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.training.loop import train
 
@@ -83,7 +83,7 @@ def test_trains_on_a_real_sample(model, tmp_path):
       packed = gzip.compress(b''.join(part), mtime=0)
       (tmp_path / f'day_{day}.gz').write_bytes(packed)
     path = tmp_path
-  raw = formats.RAW_FORMATS[config.data.format](config.data, str(path))
+  raw = datasets.RAW_FORMATS[config.data.format](config.data, str(path))
   folder, hashed = tmp_path / 'packed', config.data.hash_rows
   for _ in prepare(raw, folder, hash_rows=hashed):
     pass

@@ -25,10 +25,9 @@ from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts
 from slipstream_jax.training.trainer_parts import slipstream as skipping
-from tests.schedules.test_slipstream import ALL, COLUMNS, HOT
+from tests.schedules.test_slipstream import COLUMNS, HOT
 from tests.support import small
 from tests.support.schedule_bench import cut, examples, run, same, Stream
-from tests.support.small import assert_same_bits, everything
 
 PHASES = Phases(2, 4, 3, 13)
 
@@ -168,28 +167,6 @@ def test_batches_of_any_size_train_in_parts(parts):
   with skipping(trainer, source, settings, 30) as batches:
     assert len(list(train(trainer, batches, 30))) == 30
   assert trainer.engine.counters.examples_dropped > 100
-
-
-@pytest.mark.parametrize('refill', [True, False])
-def test_placement_and_prefetch_change_no_number(refill):
-  """While the policy is fitted again, and hot examples are counted again."""
-
-  def trained(placement, depth):
-    trainer = make_parts(
-      small.recipe('adagrad'), ALL[placement], small.DENSE, 3, HOT
-    )
-    settings = Skip(
-      0.4, 'random_weighted', 'examples', PHASES, refit=3, refill=refill
-    )
-    source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
-    with skipping(trainer, source, settings, 45, depth) as batches:
-      list(train(trainer, batches, 100))
-    assert trainer.engine.counters.examples_dropped > 600
-    return everything(trainer)
-
-  first = trained('pinned', 0)
-  for other in (('streamed', 2), ('lru', 4), ('resident', 1)):
-    assert_same_bits(first, trained(*other))
 
 
 @pytest.mark.parametrize('policy', POLICIES)

@@ -5,13 +5,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from slipstream_jax.errors import UserError
 from slipstream_jax.schedules import scored
 from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
-from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.scoring.base import in_words, scorer_named, SCORERS
 from slipstream_jax.selection import gain
 from slipstream_jax.selection.base import ExampleFacts
@@ -152,27 +150,6 @@ def test_what_is_known_does_not_depend_on_batches():
     np.testing.assert_array_equal(state['whole'], states[0]['whole'])
     np.testing.assert_allclose(state['lag'], states[0]['lag'], rtol=1e-9)
     assert state['lag'][0] == 150  # one example in four
-
-
-BAD = {
-  'name': ({'scorer': 'forest'}, 'scorer must be one of pairs, linear'),
-  'random': ({'drop': 'auto', 'policy': 'random'}, "drop 'auto' leaves out"),
-  'stale': (
-    {'drop': 'auto', 'policy': 'stale_importance'},
-    'got policy stale_importance',
-  ),
-  'hot': ({'drop': 'auto', 'drop_of': 'hot'}, 'drop_of hot'),
-  'rows': ({'drop': 'auto', 'mode': 'rows'}, 'mode rows'),
-  'free': ({'auto_cost': 0.0}, r'in .0, 1., got 0.0'),
-  'text': ({'drop': 'much'}, 'drop target must be in'),
-}
-
-
-@pytest.mark.parametrize('case', BAD)
-def test_settings_that_cannot_be(case):
-  settings, message = BAD[case]
-  with pytest.raises(UserError, match=message):
-    slipstream(Skip(**settings))
 
 
 class Halves(Rate):

@@ -79,6 +79,22 @@ BAD = {
     {'phases': PHASES._replace(window=40)},
     'a period must be longer than the 42 batches.*got 20',
   ),
+  'scorer': ({'scorer': 'forest'}, 'scorer must be one of pairs, linear'),
+  'random': ({'drop': 'auto', 'policy': 'random'}, "drop 'auto' leaves out"),
+  'stale': (
+    {'drop': 'auto', 'policy': 'stale_importance'},
+    'got policy stale_importance',
+  ),
+  'hot': (
+    {'drop': 'auto', 'policy': 'surprise', 'drop_of': 'hot'},
+    'drop_of hot',
+  ),
+  'rows': (
+    {'drop': 'auto', 'policy': 'surprise', 'mode': 'rows'},
+    'mode rows',
+  ),
+  'free': ({'auto_cost': 0.0}, r'in .0, 1., got 0.0'),
+  'much': ({'drop': 'much'}, 'drop target must be in'),
   'epoch': (
     {'phases': Phases(15, 4, 1, 20, True)},
     'a period must be longer than the 20 batches',

@@ -5,6 +5,7 @@ import functools
 import itertools
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from slipstream_jax.schedules import slipstream as schedule
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.tables import tables_of
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.trainer_parts import (
   make_parts,
@@ -84,8 +86,9 @@ def items_of(**how):
     {'mode': 'examples', 'min_touches': 0},
     {'mode': 'rows', 'min_touches': 0, 'optimizer': 'lazy_adam'},
     {'policy': 'surprise_offset', 'batches': 40},
+    {'policy': 'random_weighted', 'batches': 40, 'refit': 3, 'refill': False},
   ],
-  ids=['examples', 'rows', 'offset'],
+  ids=['examples', 'rows', 'offset', 'sizes'],
 )
 def test_placement_changes_no_number_while_skipping(how):
   (first, records), *others = [run(placement=name, **how) for name in ALL]
@@ -101,11 +104,15 @@ def test_placement_changes_no_number_while_skipping(how):
 
 
 @pytest.mark.parametrize(
-  ('mode', 'policy'),
-  [('examples', 'stale'), ('examples', 'surprise_offset'), ('rows', 'stale')],
+  'how',
+  [
+    {'policy': 'stale'},
+    {'policy': 'surprise_offset'},
+    {'policy': 'random_weighted', 'refit': 3, 'refill': False},
+    {'mode': 'rows'},
+  ],
 )
-def test_prefetch_depth_changes_no_number_while_skipping(mode, policy):
-  how = {'mode': mode, 'policy': policy}
+def test_prefetch_depth_changes_no_number_while_skipping(how):
   runs = [run(depth=depth, **how) for depth in (0, 1, 8)]
   for trainer, _ in runs[1:]:
     assert_same_bits(everything(runs[0][0]), everything(trainer))
@@ -322,3 +329,56 @@ def test_skipping_without_hot_rows():
     slipstream(trainer, source, settings())
   with pytest.raises(UserError, match='pinned keeps hot rows'):
     make_parts(small.recipe(), PLACEMENTS['pinned'], small.DENSE)
+
+
+def rows_of(trainer):
+  return np.array(trainer.engine.read_back()[0].rows)
+
+
+@pytest.mark.parametrize('placement', ['streamed', 'pinned'])
+def test_plain_training_thaws_what_stood_still(placement):
+  trainer, _ = run(placement=placement, mode='rows', batches=22)
+  stale = HOT.rows[jax.device_get(trainer.state.watch[0].skip.stale)]
+  assert len(stale) > 20
+  before = rows_of(trainer)
+  with planned(trainer, ColumnBatches(COLUMNS, 64, shuffle_seed=2)) as batches:
+    list(train(trainer, batches, 30))
+  moved = (rows_of(trainer) != before).any(axis=1)
+  assert moved[stale].mean() > 0.5
+
+
+def test_a_second_schedule_learns_nothing_of_the_first():
+  settled = settings(mode='rows', phases=PHASES._replace(period=0))
+
+  def in_turn(depth):
+    trainer, _ = start()
+    for seed in (1, 2):
+      source = ColumnBatches(COLUMNS, 64, shuffle_seed=seed)
+      with slipstream(trainer, source, settled, 30, depth) as batches:
+        events = [r.event for r in train(trainer, batches, 30) if r.event]
+    return rows_of(trainer), events[0]['threshold']
+
+  (first, threshold), *others = (in_turn(depth) for depth in (0, 1, 8))
+  for other, same in others:
+    assert same == threshold
+    np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize('depth', [0, 2])
+def test_batches_that_nobody_trains_end_in_a_sentence(depth):
+  """A decision needs the window's steps; to wait for them is to hang."""
+  trainer, batches = start(mode='rows', depth=depth)
+  with batches:
+    first = batches.get_state()
+    with watchdog(), pytest.raises(UserError, match='train each batch'):
+      list(batches)
+    batches.set_state(first)
+    assert len(list(train(trainer, batches, 30))) > 0
+
+
+def test_more_rows_than_a_device_can_number_are_refused():
+  """Before there is a table of them."""
+  tables = tables_of({'users': 2**31}, dim=8)
+  recipe = small.recipe('sgd')._replace(tables=tables)
+  with pytest.raises(UserError, match=r'keeps at most .*, got 2147483648 '):
+    make_parts(recipe, 'resident', small.DENSE)

@@ -1,9 +1,13 @@
 """A small trained model, as an export and as the trainer that it is of."""
 
+import contextlib
+import threading
+
 import numpy as np
 
 from experiments.common.loading import LoadedRun
-from slip_serve import vocabulary
+from slip_serve import Scorer, vocabulary
+from slip_serve.http import make_server
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.export import folder as exporting
@@ -61,6 +65,20 @@ def export(run, folder, codec='float32', sizes=(1, 16, 64)):
   facts = facts_of_dataset(run.data)
   exporting.write_export(run.trainer, folder, facts, codec, sizes)
   return folder
+
+
+@contextlib.contextmanager
+def served(run, folder):
+  """Exports a run and serves it. Yields the scorer and the address."""
+  export(run, folder, sizes=(4,))
+  with Scorer(folder) as scorer, make_server(scorer, port=0) as httpd:
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    try:
+      yield scorer, httpd.server_address
+    finally:
+      httpd.shutdown()
+      thread.join()
 
 
 def local_rows(tables, lookups):

@@ -1,15 +1,11 @@
 """Bodies are read exactly: the scores of scoring in process, or a 4xx."""
 
-import contextlib
 import json
 import random
-import threading
 
 import numpy as np
 import pytest
 
-from slip_serve import Scorer
-from slip_serve.http import make_server
 from slip_serve.vocabulary import END, raw_id
 from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.state import integers
@@ -24,19 +20,6 @@ BAD = ('true', '"1"', '[1]', '{}', '1e999', 'NaN', '-Infinity', '9' * 500)
 JUNK = ('null', '5', '"x"', '{}', '[]', 'true', '[[]]', '[null]')
 
 
-@contextlib.contextmanager
-def served(run, folder):
-  exported.export(run, folder, sizes=(4,))
-  with Scorer(folder) as scorer, make_server(scorer, port=0) as httpd:
-    thread = threading.Thread(target=httpd.serve_forever)
-    thread.start()
-    try:
-      yield scorer, httpd.server_address
-    finally:
-      httpd.shutdown()
-      thread.join()
-
-
 @pytest.fixture(scope='module')
 def servers(tmp_path_factory):
   """A model whose ids are rows, and one with bags, weights and a vocabulary."""
@@ -47,8 +30,10 @@ def servers(tmp_path_factory):
   )
   data = counted.data._replace(vocabulary=lambda: known)
   with (
-    served(exported.trained(small.recipe(), steps=2), folder / 'x') as rows,
-    served(counted._replace(data=data), folder / 'y') as words,
+    exported.served(
+      exported.trained(small.recipe(), steps=2), folder / 'x'
+    ) as rows,
+    exported.served(counted._replace(data=data), folder / 'y') as words,
   ):
     yield rows, words
 

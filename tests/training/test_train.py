@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.common.compiling import compiled
+from experiments.common.meter import compiled
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError

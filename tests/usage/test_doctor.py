@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from experiments.common import build
-from experiments.doctor import checks, machine
+from experiments.doctor import job
 from tests.support.programs import finished
 from tests.support.runs import assert_one_sentence, smoke
 
@@ -18,7 +18,7 @@ NAMES = [
 
 
 def looked(tmp_path, **changes):
-  found = list(checks.findings(smoke(**changes), tmp_path / 'run'))
+  found = list(job.findings(smoke(**changes), tmp_path / 'run'))
   assert not list(tmp_path.iterdir())  # nothing is left
   return {finding.name: finding for finding in found}
 
@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_told(tmp_path, monkeypatch):
     patched.setattr(shutil, 'disk_usage', lambda _: usage(10**6, 0, 10**6))
     found = looked(tmp_path)
   assert found['disk of checkpoints'].verdict == 'bad'
-  monkeypatch.setattr(machine, 'memory_left', lambda: 1 << 16)
+  monkeypatch.setattr(job, 'memory_left', lambda: 1 << 16)
   found = looked(tmp_path)
   assert found['memory'].verdict == 'bad'
   assert 'step' not in found  # which would take the memory
@@ -71,7 +71,7 @@ def test_bounds():
     (101, 100, 'bad'),
     (5, None, 'doubtful'),
   ):
-    found = machine.fits('x', wanted, there, 'it takes', 'take less')
+    found = job.fits('x', wanted, there, 'it takes', 'take less')
     assert found.verdict == verdict
 
 
@@ -80,7 +80,7 @@ def test_rows_on_a_disk_count_at_their_full_size(tmp_path, monkeypatch):
   found = looked(tmp_path, **changes, **{'store.dram_bytes': 1 << 12})
   assert 'rows kept in memory take 4.1 kB' in found['memory'].words
   assert found['disk of rows'].verdict == 'good'
-  monkeypatch.setattr(checks.workdir, 'free_bytes', lambda _: 1 << 16)
+  monkeypatch.setattr(job.workdir, 'free_bytes', lambda _: 1 << 16)
   found = looked(tmp_path, **changes)
   assert found['disk of rows'].verdict == 'bad'
 
@@ -105,6 +105,6 @@ def test_the_program_as_it_is_called(tmp_path):
   assert done.returncode == 1
   assert_one_sentence(done.stderr, 'data')
   assert 'nowhere.txt' in done.stdout
-  done = finished([*command, f'--workdir={tmp_path}'])
-  assert_one_sentence(done.stderr, '--config')
+  assert_one_sentence(finished(command).stderr, '--config')
+  assert_one_sentence(finished([*command, str(tmp_path)]).stderr, 'RUN')
   assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from configs import avazu, common, criteo
-from experiments.common import cli, formats, loading
+from experiments.common import cli, datasets, loading
 from experiments.predict import job
 from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import UserError
@@ -71,7 +71,7 @@ def program_of(run, input=None, rows=None, output=None, data=None):
 
 
 def new_examples(run, path):
-  return formats.new_examples(run.config.data, path)
+  return datasets.new_examples(run.config.data, path)
 
 
 def unlabelled(lines):

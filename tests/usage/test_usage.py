@@ -6,13 +6,14 @@ import pathlib
 import re
 import sys
 
+import jax
 import pytest
 
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 import experiments
 from experiments.common import cli, models, usage
+from experiments.common.datasets import RAW_FORMATS
 from experiments.common.errors import ON_BAD_LOSS, ON_ERROR
-from experiments.common.formats import RAW_FORMATS
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.quantize import CODECS
 from slipstream_jax.formats.table import SPLITS
@@ -260,3 +261,46 @@ def test_a_program_of_words(arguments, code, said, tmp_path):
     assert said in done.stdout
   names = [path.name for path in tmp_path.iterdir()]
   assert names == (['a.txt'] if not code and len(words) > 1 else [])
+
+
+@pytest.fixture
+def cache_of(monkeypatch):
+  """Returns the cache folder that a program uses with some environment."""
+  names = (
+    'jax_compilation_cache_dir',
+    'jax_persistent_cache_min_compile_time_secs',
+  )
+  before = {name: getattr(jax.config, name) for name in names}
+  monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR')
+
+  def of(**environment):
+    for name, value in environment.items():
+      monkeypatch.setenv(name, str(value))
+    jax.config.update('jax_compilation_cache_dir', None)
+    used = []
+    look = lambda: used.append(jax.config.jax_compilation_cache_dir)  # noqa: E731
+    assert cli.guarded(look) == 0
+    return used[0]
+
+  yield of
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
+def test_programs_are_kept_in_the_cache_folder_of_the_user(cache_of, tmp_path):
+  folder = cache_of(XDG_CACHE_HOME=tmp_path / 'cache')
+  assert pathlib.Path(folder).parent == tmp_path / 'cache' / 'slipstream_jax'
+  assert pathlib.Path(folder).is_dir()
+
+
+def test_a_cache_folder_that_cannot_be_made_is_done_without(cache_of, tmp_path):
+  (tmp_path / 'file').touch()
+  assert cache_of(XDG_CACHE_HOME=tmp_path / 'file') is None
+
+
+def test_the_cache_folder_that_jax_is_told_stays(cache_of, tmp_path):
+  used = cache_of(
+    XDG_CACHE_HOME=tmp_path / 'cache', JAX_COMPILATION_CACHE_DIR=''
+  )
+  assert used is None
+  assert not list(tmp_path.iterdir())

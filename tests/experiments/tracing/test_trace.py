@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from experiments.run.job import begin_of, STEPS
+from experiments.run.job import TRACE_STEPS as STEPS
 from tests.support.runs import (
   arrays_of,
   assert_same_tree,
@@ -79,14 +79,6 @@ def test_few_steps_are_traced_from_their_middle(tmp_path):
   few = SHORT | {'train.steps': 10, 'profile': True}
   assert run_job(tmp_path, smoke(**few)) == 0
   assert set(events_of(tmp_path)) >= NAMES
-
-
-@pytest.mark.parametrize(
-  ('first', 'last', 'expected'),
-  [(0, 1000, 30), (500, 1000, 530), (0, 10, 5), (10, 11, 10), (7, 7, 7)],
-)
-def test_where_it_begins(first, last, expected):
-  assert begin_of(first, last) == expected
 
 
 def test_a_pause_ends_it(tmp_path):
