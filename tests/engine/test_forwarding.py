@@ -11,10 +11,10 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
-from tests.support.small import assert_same_bits, everything
+from tests.support.small import assert_same_bits, BATCH, everything
 
-COLUMNS = small.columns(64 * 8)
-HOT = small.hot(COLUMNS)
+COLUMNS = small.columns(BATCH * 8)
+HOT = small.hot(COLUMNS, 150)
 ALL = {
   name: PLACEMENTS[name] for name in ('resident', 'streamed', 'pinned')
 } | {'cached': cached(150), 'tiny': cached(3, 'lru')}
@@ -28,7 +28,7 @@ def start(name):
 
 
 def batches_of(trainer):
-  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  source = ColumnBatches(COLUMNS, BATCH, shuffle_seed=1)
   return planned(trainer, source, 2)
 
 

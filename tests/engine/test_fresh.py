@@ -1,6 +1,7 @@
 """Rows that get another id: what they cost, and which are refused.
 
-That they are untrained again is a law of tests/laws/test_growth.py.
+That they are untrained again is checked by the machine of the engine, and of
+their training by tests/laws/test_growth.py.
 """
 
 import numpy as np
@@ -13,15 +14,16 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
+from tests.support.small import BATCH
 
-COLUMNS = small.columns(64 * 8)
+COLUMNS = small.columns(BATCH * 8)
 HOT = small.hot(COLUMNS)
 ALL = PLACEMENTS | {'cached': cached(150), 'tiny': cached(3, 'lru')}
 placements = pytest.mark.parametrize('name', ALL)
 
 
 def with_fresh(fresh):
-  return small.WithFresh(ColumnBatches(COLUMNS, 64), fresh)
+  return small.WithFresh(ColumnBatches(COLUMNS, BATCH), fresh)
 
 
 def start(name, seed=3):

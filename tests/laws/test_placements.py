@@ -15,9 +15,8 @@ from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import small
-from tests.support.small import assert_same_bits
+from tests.support.small import assert_same_bits, BATCH
 
-BATCH = 32  # at most 256 lookups: one program for batches of all lengths
 placements = pytest.mark.parametrize('name', PLACEMENTS)
 # Room for fewer rows than a batch has, for hardly more, and for all of them.
 CACHES = {

@@ -5,9 +5,9 @@ import pytest
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES, TieredStore
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from tests.laws.test_placements import BATCH, everything_after
+from tests.laws.test_placements import everything_after
 from tests.support import small
-from tests.support.small import assert_same_bits
+from tests.support.small import assert_same_bits, BATCH
 
 COLUMNS = small.columns(BATCH * 20, length=2)
 # Rows in memory of each group, fewer than a batch has, more, and all. Batches

@@ -31,7 +31,7 @@ from slipstream_jax.training.trainer_parts import (
 from tests.support import small
 from tests.support.small import assert_same_bits, everything
 
-SIZE, BATCHES = 32, 25
+SIZE, BATCHES = small.BATCH, 25
 COLUMNS = small.columns(SIZE * BATCHES, length=2, seed=4)
 HOT = small.hot(COLUMNS, 600)
 HELD_OUT = next(ColumnBatches(small.columns(128, length=2, seed=9), 128))
@@ -42,8 +42,8 @@ PLACES = PLACEMENTS | {
 }
 
 
-def spec_of(system, batches=BATCHES):
-  given = {'fae': (batches, HELD_OUT, Rate(40), 2)}
+def spec_of(system, held_out=HELD_OUT):
+  given = {'fae': (BATCHES, held_out, Rate(40), 2)}
   return SCHEDULES[system.schedule](*given.get(system.schedule, ()))
 
 
@@ -165,9 +165,7 @@ def exact(name, skips=False):
   system = SYSTEMS[name]
   trainer = trainer_of(system, recipe, dense=3, hot=hot)
   batches = ColumnBatches(columns, SIZE, epochs=2, pad_remainder=True)
-  held_out = next(ColumnBatches(columns, SIZE))
-  given = {'fae': (BATCHES, held_out, Rate(40), 2)}
-  spec = SCHEDULES[system.schedule](*given.get(system.schedule, ()))
+  spec = spec_of(system, next(ColumnBatches(columns, SIZE)))
   if skips:
     skip = Skip(0, 'stale', 'examples', Phases(3, 5, 4, 14), threshold=0.0)
     planned = slipstream(trainer, batches, skip, regrouping=spec.regrouping)

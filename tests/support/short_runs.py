@@ -18,9 +18,9 @@ from slipstream_jax.training.trainer_parts import (
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.skip import skip_stale
 from tests.support import small
-from tests.support.small import everything
+from tests.support.small import BATCH, everything
 
-BATCH, BATCHES = 32, 14
+BATCHES = 14
 COLUMNS = small.columns(BATCH * BATCHES, seed=5)
 HOT = small.hot(COLUMNS, 200)
 WHERE = PLACEMENTS | {

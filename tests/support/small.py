@@ -19,6 +19,9 @@ from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
 ROWS = (50, 7, 3000, 1)
 DENSE = 4
+# With at most 256 lookups, in bags of 2, all batches have one padded size. So
+# tests that train them with one recipe compile and share one step.
+BATCH = 32
 STEPS = 4  # of sequences; as many as dense features
 
 

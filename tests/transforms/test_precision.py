@@ -14,9 +14,9 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import stochastic_round
-from tests.laws.test_placements import BATCH, everything_after
+from tests.laws.test_placements import everything_after
 from tests.support import small
-from tests.support.small import assert_same_bits
+from tests.support.small import assert_same_bits, BATCH
 
 HALVES = {'bfloat16': ml_dtypes.bfloat16, 'float16': np.float16}
 halves = pytest.mark.parametrize('dtype', HALVES)
