@@ -97,7 +97,7 @@ def write(
     path: of the HTML file.
     title: of the page.
     sections: its content, in order.
-    warning: a sentence that nobody may miss.
+    warning: a sentence in a red box.
     about: what was run, where and when.
   """
   full = [Section(title, _filled(blocks)) for title, blocks in sections]

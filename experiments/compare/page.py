@@ -107,9 +107,9 @@ def write(
   pictures = _pictures(rows, runs, curve)
   if pictures:  # the file alone must say what data it is of
     figure = pictures[0].figure
-    title = figure.axes[0].set_title(data, color=page.color('muted'))
+    text = figure.supxlabel(data, fontsize=8, color=page.color('muted'))
     figure.savefig(folder / PICTURE, dpi=180)
-    title.set_text('')
+    text.remove()
   settings = [
     {'key': f'config.{key}', 'value': str(value)}
     for key, value in keys_of(config)

@@ -10,7 +10,7 @@ table with a row for each run and point, which is saved after each run.
 
 A stopped reproduction continues with the same --workdir. Finished runs are not
 run again, and models and seeds may be added. A run that fails says so in its
-row, and the others go on. Remove that row to try it again.
+row, and the others continue. Remove that row to try it again.
 
 `--scale=laptop` trains parts of the models on synthetic proxies, or with --data
 on real data as experiments.prepare packs them, in those of DIR/taobao,

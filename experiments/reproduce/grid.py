@@ -20,7 +20,7 @@ SKIPPING = (
 )
 """Systems with skipping."""
 VARIANTS = ('none', 'hot', 'cold')
-"""Rows that stand still after the warm-up."""
+"""Rows that are frozen after the warm-up."""
 TARGETS = (0.15, 0.3, 0.6)
 """Drop targets for which a threshold is sought."""
 WITH = {'rm2': ('rm2_l20',)}

@@ -170,9 +170,12 @@ def _compare(group: Group, model: Model) -> dict[str, Estimate | None]:
   A comparison is named by the policy of Slipstream: 'speed, as published' and
   so on. Each is missing for a system itself.
   """
-  columns = dict.fromkeys(name for run in group.runs.values() for name in run)
-  numbers = [x for x in columns if x not in ('kind', 'model', 'status')]
-  numbers = [x for x in numbers if x not in ('system', 'skip', 'phase')]
+  numbers = {
+    name
+    for run in group.runs.values()
+    for name, value in run.items()
+    if isinstance(value, int | float)
+  }
   figures = {column: mean(group.runs.values(), column) for column in numbers}
   for contender, policy in CONTENDERS.items():
     ours = model.groups.get(contender)

@@ -150,7 +150,7 @@ def _rows(
   bar: Bar,
   before: int,
 ) -> list[Row]:
-  """Runs a job. One that fails says so, and the others go on."""
+  """Runs a job. One that fails says so, and the others continue."""
   words = [job.model, job.kind, f'seed {job.seed}']
   if job.kind in ('run', 'phase'):
     words[1] = job.system + ('' if job.skip == 'off' else f' {job.skip}')

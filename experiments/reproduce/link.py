@@ -59,7 +59,7 @@ class Task(NamedTuple):
 
 
 def period(tasks: Sequence[Task]) -> StepTime:
-  """Returns the time from one batch to the next if tasks repeat for ever.
+  """Returns the time from one batch to the next if tasks repeat endlessly.
 
   It is the greatest ratio of time to batches over all cycles of tasks that wait
   for one another.
@@ -236,8 +236,8 @@ def modelled(counts: Counts, link: Link, device_step_ms: float) -> StepTime:
   ms['get'] = counts.bytes_stored / storing
   if counts.bytes_stored:
     ms['get'] += way.stores * latency_ms
-  # The device waits for a snapshot. Examples are chosen by whoever takes the
-  # next batch.
+  # The device waits for a snapshot. The thread that takes the next batch
+  # chooses its examples.
   ms['step'] = device_step_ms + ms['snapshot']
   ms['data'] += ms['choose']
   return way.model(ms, counts.popular, counts.workers)

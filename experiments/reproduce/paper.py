@@ -86,7 +86,7 @@ DROP_TARGET, DROPPED = 0.3, 0.21
 """Share of hot examples to drop, and of all dropped on Criteo Kaggle."""
 
 NAIVE_LOSS = 0.04, 0.06
-"""Accuracy lost where all hot or all cold rows stand still (Slipstream)."""
+"""Accuracy lost where all hot or all cold rows are frozen (Slipstream)."""
 
 SATURATED = 0.25
 """Share of the batches before which hot rows stop moving (Slipstream)."""

@@ -48,10 +48,10 @@ _SURE = (times, change, quality)
 _SAME = 0.995  # a ratio of bytes that is written as 1.00
 _ONE_PROGRAM = ('pinned', 'plain', 'cached', 'fae_pinned', 'hotline')
 """Systems whose step is the same program, but for the rows of its block."""
-_STANDING = {
+_FROZEN = {
   'none': 'all rows are trained',
-  'hot': 'hot rows stand still',
-  'cold': 'cold rows stand still',
+  'hot': 'hot rows are frozen',
+  'cold': 'cold rows are frozen',
 }
 _NOTES = [
   'Slipstream keeps the hot rows on the device and drops examples. As '
@@ -574,11 +574,11 @@ def _phases(model: Model) -> Table:
 
 
 def _naive(model: Model) -> Table:
-  """Lists what it costs if all hot or all cold rows stand still."""
+  """Lists what it costs if all hot or all cold rows are frozen."""
   rows = model.rows['naive']
   base = {x['seed']: x.get('accuracy') for x in rows if x['variant'] == 'none'}
   lines = []
-  for variant, title in _STANDING.items():
+  for variant, title in _FROZEN.items():
     mine = [row for row in rows if row['variant'] == variant]
     lost = [
       base[row['seed']] - row['accuracy']

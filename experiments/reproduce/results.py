@@ -11,7 +11,7 @@ is not known.
 | phase | one phase of a batch | phase, ms_per_batch |
 | skew | a row of the tables | rank, share, cumulative_share |
 | row | a hot row after some batches | row, batch, change |
-| naive | a run with rows that stand still | variant, quality |
+| naive | a run with frozen rows | variant, quality |
 | threshold | a run with a drop target | threshold, drop_rate, quality |
 """
 
@@ -46,7 +46,7 @@ class Job(NamedTuple):
   system: str = 'pinned'
   skip: str = 'off'
   variant: str | None = None
-  """Of a naive run: the rows that stand still."""
+  """Of a naive run: the rows that are frozen."""
   drop_target: float | None = None
   """Of a threshold run."""
 

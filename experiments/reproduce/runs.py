@@ -1,7 +1,7 @@
 """Runs each job, and returns the rows that it adds to the table.
 
-Only training is timed. Compilation is left out, and the clock stands still
-while points of the learning curve are evaluated.
+Only training is timed. Compilation is left out, and the clock stops while
+points of the learning curve are evaluated.
 
 Beside the runs of systems there is what else the paper shows: skewed access,
 rows over time, naive skipping, and the threshold of a drop target. These take
@@ -42,7 +42,7 @@ POINTS = 200
 ROWS = 10
 """Hot rows that are followed, drawn by their lookups."""
 _LOOKS = 25  # at each of those rows
-_STILL = 1e30  # a threshold that no row exceeds
+_FROZEN = 1e30  # a threshold that no row exceeds
 
 
 class Outcome(NamedTuple):
@@ -68,7 +68,7 @@ def rows_of(
     job: what to run.
     case: of its model and seed.
     before: the rows of jobs before it.
-    tell: is told of the batches read.
+    tell: called with the number of batches read.
 
   Raises:
     UserError: invalid settings, or a loss that is not finite.
@@ -102,7 +102,7 @@ def train_and_score(
   Args:
     case: what is trained.
     config: of the run.
-    tell: is told of the batches read.
+    tell: called with the number of batches read.
     hot: rows to watch instead of those that fit the config's budget.
     curve: whether points of the learning curve are evaluated.
     watch: called with the step at the start and every `eval.curve_steps` steps.
@@ -328,7 +328,7 @@ def _take(rows: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def _naive(job: Job, case: Case, before: Sequence[Row], tell: Tell) -> Row:
-  """Scores a run whose hot or cold rows stand still once skipping begins.
+  """Scores a run whose hot or cold rows are frozen once skipping begins.
 
   The variant 'none' is the finished run that skips nothing.
   """
@@ -347,7 +347,7 @@ def _naive(job: Job, case: Case, before: Sequence[Row], tell: Tell) -> Row:
     return _scores(whole[-1])
   config = configured(case.config, 'plain', 'ours')
   config.skip.mode = 'rows'
-  config.skip.threshold, config.skip.min_touches = _STILL, 0
+  config.skip.threshold, config.skip.min_touches = _FROZEN, 0
   hot = case.hot if job.variant == 'hot' else _cold(case.hot)
   return _scores(train_and_score(case, config, tell, hot=hot).quality)
 
