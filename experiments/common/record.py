@@ -33,22 +33,14 @@ def config_of(workdir: pathlib.Path) -> ml_collections.ConfigDict:
     UserError: the folder has no config, or a damaged one.
   """
   try:
-    config = ml_collections.ConfigDict(
-      json.loads((workdir / CONFIG).read_text())
-    )
-  except FileNotFoundError as error:
-    raise UserError(
-      'a program needs a config, or the folder of a run that has one',
-      got=f'{workdir} without {CONFIG}',
-      where='--config',
-      hint='add --config=configs/criteo.py, or name the folder of a run',
-    ) from error
+    text = (workdir / CONFIG).read_text()
+    config = ml_collections.ConfigDict(json.loads(text))
   except (OSError, ValueError, TypeError) as error:
     raise UserError(
-      'the config of a run must be JSON',
+      'the folder of a run must have its config as JSON',
       got=error,
       where=str(workdir / CONFIG),
-      hint='take another run, or a copy of this one',
+      hint='name another run, or start anew in another --workdir',
     ) from error
   _complete(config)
   return config

@@ -103,14 +103,6 @@ def table(
   return grid
 
 
-def markdown(frame: Frame) -> str:
-  """Returns a Markdown table. The first column holds words."""
-  names = [name.replace('_', ' ') for name in frame[0]]
-  rule = ['---'] + ['---:'] * (len(names) - 1)
-  rows = [list(itertools.starmap(text, row.items())) for row in frame]
-  return ''.join(f'| {" | ".join(line)} |\n' for line in [names, rule, *rows])
-
-
 def auc(value: float | None) -> str:
   """Formats an AUC. It is undefined if all labels are equal."""
   if value is None or math.isnan(value):

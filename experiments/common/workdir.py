@@ -14,7 +14,7 @@ from typing import Any
 import ml_collections
 
 from experiments.common import cli
-from experiments.common.record import CONFIG, SUMMARY, write_json
+from experiments.common.record import CONFIG, config_of, SUMMARY, write_json
 from slipstream_jax.checkpoint.chain import READABLE
 from slipstream_jax.checkpoint.manifest import steps_in
 from slipstream_jax.checkpoint.places import open_place, user_errors
@@ -197,16 +197,7 @@ def _old(workdir: pathlib.Path, where: str) -> dict[str, Any]:
       where=str(workdir),
       hint='start anew in another --workdir, or give that of the run',
     )
-  try:
-    old: dict[str, Any] = json.loads((workdir / CONFIG).read_text())
-  except (OSError, ValueError) as error:
-    raise UserError(
-      'resuming needs the config of the run',
-      got=str(error),
-      where=str(workdir / CONFIG),
-      hint='start anew in another --workdir',
-    ) from error
-  return old
+  return _resolved(config_of(workdir))
 
 
 def checkpoints_at(

@@ -27,8 +27,10 @@ ONE, TWO = OneFeature(), OneFeature(2)
 USER = {'user': slip.Table(60, embedding_dim=4)}
 
 
-@pytest.mark.parametrize('heads', [None, 2])
-@pytest.mark.parametrize('dense', ['none', 'an array', 'by name', 'a column'])
+@pytest.mark.parametrize(
+  ('dense', 'heads'),
+  [('none', None), ('an array', 2), ('by name', None), ('a column', 2)],
+)
 def test_one_feature_and_any_dense_ones(dense, heads, tmp_path):
   given = {
     'none': None,

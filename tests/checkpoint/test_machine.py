@@ -24,7 +24,7 @@ from slipstream_jax.checkpoint.chain import (
   find_chains,
   prune,
 )
-from slipstream_jax.checkpoint.places import _Folder
+from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from tests.checkpoint import small
 
@@ -36,14 +36,15 @@ class Killed(BaseException):
   """The process is no more."""
 
 
-class Mortal(_Folder):
+class Mortal:
   """A folder whose process is killed at the n-th thing that it changes."""
 
   def __init__(self, path):
-    super().__init__(path)
-    self.left = None
+    self.place, self.left = open_place(path), None
+    for name in ('url', 'open', 'read', 'size', 'names', 'sweep'):
+      setattr(self, name, getattr(self.place, name))
 
-  def _count(self):
+  def count(self):
     if self.left is not None:
       self.left -= 1
       if self.left < 0:
@@ -53,20 +54,20 @@ class Mortal(_Folder):
     parts = []
     try:
       for piece in pieces:
-        self._count()
+        self.count()
         parts.append(bytes(piece))
-      self._count()
+      self.count()
     except Killed:
       with open(f'{self.url}/{name}.slipstream-tmp', 'wb') as file:
         file.writelines(parts)
       raise
-    size = super().write(name, parts)
-    self._count()
+    size = self.place.write(name, parts)
+    self.count()
     return size
 
   def delete(self, name):
-    self._count()
-    super().delete(name)
+    self.count()
+    self.place.delete(name)
 
 
 class Machine(RuleBasedStateMachine):
