@@ -148,7 +148,7 @@ class PlannedMachine(RuleBasedStateMachine):
 
 
 TestPlannedMachine = PlannedMachine.TestCase
-TestPlannedMachine.settings = settings(max_examples=80, stateful_step_count=25)
+TestPlannedMachine.settings = settings(max_examples=25, stateful_step_count=25)
 
 
 @pytest.mark.parametrize('depth', [-1, -7])
