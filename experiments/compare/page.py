@@ -153,7 +153,7 @@ def overview(
       'AUC': middle(row['AUC'], quality),
       'AUC lost': half(row.get('AUC lost')),
       'log loss added': half(row.get('log loss added')),
-      "/ random's": middle(row.get("over random's"), times),
+      '/ random': middle(row.get("over random's"), times),
     }
     for row in figures_of(runs, curve)
   ]
