@@ -121,8 +121,11 @@ def flags_of(program):
   path = pathlib.Path(importlib.util.find_spec(program).origin)
   if path.name == '__init__.py':
     path = path.with_name('__main__.py')
+  text = path.read_text()
+  if 'import runner' in text:  # benches share a flag
+    text += (ROOT / 'experiments/bench/runner.py').read_text()
   known = re.findall(
-    r"(?:DEFINE_\w+\(|add_argument\()\s*'(?:--)?([\w-]+)'", path.read_text()
+    r"(?:DEFINE_\w+\(|add_argument\()\s*'(?:--)?([\w-]+)'", text
   )
   return {'help', *known, *(f'no{flag}' for flag in known)}
 

@@ -45,7 +45,7 @@ def installed(kept: str) -> Iterator[None]:
   the main thread nothing is handled.
 
   Args:
-    kept: what is left if the process ends at once, as a clause.
+    kept: what a process leaves if it ends at once, as a clause.
   """
   if threading.current_thread() is not threading.main_thread():
     yield

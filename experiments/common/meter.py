@@ -86,7 +86,7 @@ def is_compiling() -> bool:
 
 
 def now() -> float:
-  """Returns seconds on a clock that stands still during compilations."""
+  """Returns seconds on a clock that stops during compilations."""
   return time.perf_counter() - compiled().seconds
 
 

@@ -91,7 +91,7 @@ class Bar:
     )
 
   def _write_lines(self) -> None:
-    with contextlib.suppress(OSError):  # nobody reads any more
+    with contextlib.suppress(OSError):  # the reader has closed the pipe
       while not self._ended.wait(QUIET_S):
         task = self._progress.tasks[0]
         parts = _head(task), task.fields['facts']

@@ -133,7 +133,7 @@ class _Events:
   """A file of TensorBoard events, written as they come.
 
   tensorboardX's own writer passes them to a thread through a bounded queue. If
-  the disk is full, that thread ends, and the program waits for ever.
+  the disk is full, that thread ends, and the program never does.
   """
 
   def __init__(self, folder: pathlib.Path, step: int) -> None:

@@ -264,7 +264,7 @@ def _lines(
 
 
 def _key(name: str, sections: dict[str, str]) -> str | None:
-  """Returns the key that a name such as `data.path` stands for."""
+  """Returns the key of a name such as `data.path`."""
   first, _, rest = name.partition('.')
   if first not in sections:
     return None

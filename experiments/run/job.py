@@ -391,7 +391,7 @@ def _traced(
     records: of steps, as they are taken.
     folder: of the run.
     after: the last step before the trace.
-    untimed: a context in which the clock of training stands still.
+    untimed: a context that stops the clock of training.
   """
   with contextlib.ExitStack() as opened:
     for at in records:
