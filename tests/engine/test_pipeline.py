@@ -76,6 +76,8 @@ class PlannedMachine(RuleBasedStateMachine):
   def start(self, ahead, epochs, fail_at):
     self.expected = [batch.labels.tolist() for batch in Source(epochs=epochs)]
     assert len(self.expected) == 6 * epochs
+    if fail_at is not None:  # at a batch, not at the end
+      fail_at %= 6 * epochs
     self.source = Source(fail_at, epochs=epochs)
     self.batches = planned(self.source, *ahead)
     self.states, self.at, self.fails = {}, 0, False
