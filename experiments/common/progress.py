@@ -103,6 +103,8 @@ def _head(task: Task) -> str:
   """Returns what is done, how much of it, and the time left."""
   done, total, unit = int(task.completed), task.total, task.fields['unit']
   count = f'{unit} {done:,}' + (f'/{total:,.0f}' if total else '')
+  if not (unit or total or done):  # nothing is counted
+    count = ''
   if unit == '%':
     count = f'{done / total:.0%}' if total else ''
   doing = [task.description, 'compiling' if is_compiling() else '']

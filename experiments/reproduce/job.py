@@ -52,6 +52,7 @@ def reproduce(asked: Asked, workdir: pathlib.Path, again: str) -> None:
     try:
       _run_all(screen, asked, results, todo)
     except KeyboardInterrupt:
+      results.save()
       write(results)
       finished = sum(map(results.has, jobs))
       raise KeyboardInterrupt(
@@ -128,10 +129,12 @@ def _run_all(
   batches = [_batches(job, asked.scale) for job in todo]
   with Bar(screen, sum(batches), 'batch') as bar:
     for number, job in enumerate(todo):
-      rows = _rows(screen, results, cases, job, bar, sum(batches[:number]))
-      peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-      setting['peak_memory_bytes'] = max(setting['peak_memory_bytes'], peak)
-      setting['minutes'] = minutes + (time.monotonic() - started) / 60
+      try:
+        rows = _rows(screen, results, cases, job, bar, sum(batches[:number]))
+      finally:  # An interrupted job took its time, too.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        setting['peak_memory_bytes'] = max(setting['peak_memory_bytes'], peak)
+        setting['minutes'] = minutes + (time.monotonic() - started) / 60
       results.add(rows)
 
 

@@ -201,11 +201,12 @@ def test_runs_are_those_of_the_main_program(whole, tmp_path):
 
 
 def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
-  started = []
+  started, minutes = [], []
 
   def stopping(todo, *rest):
     started.append(todo)
     if len(started) == 6:
+      minutes.append(Results(tmp_path).setting['minutes'])
       signal.raise_signal(signal.SIGINT)  # it ends between two steps
     return failing(todo, *rest)
 
@@ -214,6 +215,7 @@ def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
     assert reproduce(tmp_path) == 130
   words = capsys.readouterr().err
   assert '5 of 13 runs are finished' in words
+  assert Results(tmp_path).setting['minutes'] > minutes[0]
   assert 'AGAIN' in words
   assert 'report.html' in {path.name for path in tmp_path.iterdir()}
   again = []

@@ -69,6 +69,7 @@ def test_a_wider_terminal_shows_more_facts(width, facts):
     (8, 'batch', 5, 'training  batch 5/8'),
     (8, '%', 2, 'training  25%'),
     (None, '%', 2, 'training'),
+    (None, '', 0, 'training'),
     (8, 'batch', 9, 'training  batch 8/8'),  # never more than all
   ],
 )
