@@ -9,6 +9,7 @@ nothing that imports JAX, which takes seconds. `main` imports what it needs, so
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
 import errno
 import os
 import pathlib
@@ -131,6 +132,7 @@ def _keep_compiled_programs() -> None:
   try:
     folder = _cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_empty(folder)
   except (OSError, RuntimeError):  # There may be no home at all.
     return
   if os.access(folder, os.W_OK):
@@ -138,6 +140,17 @@ def _keep_compiled_programs() -> None:
     # Programs of small models compile in less than JAX's default of 1 s.
     if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
       jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+
+
+def _remove_empty(folder: pathlib.Path) -> None:
+  """Removes entries of which a full disk or a kill left nothing but the name.
+
+  JAX would compile such a program in every process, and never write it again.
+  """
+  for entry in folder.glob('*-cache'):
+    with contextlib.suppress(FileNotFoundError):  # Another process was faster.
+      if not entry.stat().st_size:
+        entry.unlink()
 
 
 def _cache_folder() -> pathlib.Path:

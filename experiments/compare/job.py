@@ -1,6 +1,7 @@
 """Runs a comparison: its cells, one seed after the other, and the page."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+import contextlib
 import functools
 import math
 import re
@@ -165,16 +166,17 @@ def compare(
   ]
   finished = seeds * len(cells) - len(todo)
   make = functools.partial(case_of, function=function, longer=longer)
-  case = make(config)
-  report.introduce(screen, case.data, place)
-  screen.print(
-    f'{len(todo)} runs of {case.batches[0]:,} batches'
-    + (f', {finished} are finished' if finished else ''),
-    highlight=False,
-  )
   try:
-    for run in _runs(screen, case, todo, make):
-      results.add(*run)
+    case = make(config)
+    report.introduce(screen, case.data, place)
+    screen.print(
+      f'{len(todo)} runs of {case.batches[0]:,} batches'
+      + (f', {finished} are finished' if finished else ''),
+      highlight=False,
+    )
+    with contextlib.closing(_runs(screen, case, todo, make)) as runs:
+      for run in runs:
+        results.add(*run)
   except KeyboardInterrupt:
     finished += sum(results.has(*run) for run in todo)
     raise KeyboardInterrupt(
@@ -202,7 +204,7 @@ def _runs(
   case: Case,
   todo: Sequence[tuple[int, Cell]],
   make: Callable[..., Case],
-) -> Iterator[tuple[Run, list[Point]]]:
+) -> Generator[tuple[Run, list[Point]]]:
   """Yields the runs to do. `make` makes the case of another seed's config."""
   total = sum(case.batches_of(cell) for _, cell in todo)
   before = 0

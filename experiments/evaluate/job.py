@@ -1,5 +1,6 @@
 """Computes the metrics of a run on examples that it was not trained on."""
 
+import contextlib
 import pathlib
 import time
 from typing import Any
@@ -8,7 +9,7 @@ import ml_collections
 
 from experiments.common import datasets, interrupts, loading, record, report
 from experiments.common.loading import LoadedRun
-from experiments.common.workdir import writable
+from experiments.common.workdir import made_folder
 from slipstream_jax.errors import UserError
 from slipstream_jax.training import evaluate, metrics
 
@@ -28,16 +29,30 @@ def write_metrics(
   Raises:
     UserError: as those do, or the output cannot be written.
   """
-  if output is not None:  # before minutes are spent
-    writable(str(pathlib.Path(output).parent), '--output')
   screen = report.console()
   tell = report.teller(screen)
-  run = loading.load(folder, data_path, config, step, tell)
-  values = evaluation(run, path)
-  screen.print(report.facts(values))
-  if output is not None:
-    record.write_json(pathlib.Path(output), values)
-    tell(f'written to {output}')
+  with contextlib.ExitStack() as opened:
+    if output is not None:  # before minutes are spent
+      parent = str(pathlib.Path(output).parent)
+      opened.enter_context(made_folder(parent, '--output'))
+    run = loading.load(folder, data_path, config, step, tell)
+    values = evaluation(run, path)
+    screen.print(report.facts(values))
+    if output is not None:
+      _write(pathlib.Path(output), values)
+      tell(f'written to {output}')
+
+
+def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
+  try:
+    record.write_json(path, values)
+  except OSError as error:
+    raise UserError(
+      'metrics need a file that can be written',
+      got=f'{path}: {error.strerror}',
+      where='--output',
+      hint='give one in a folder that you may write, on a disk with room',
+    ) from error
 
 
 def evaluation(run: LoadedRun, path: str | None = None) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Run(NamedTuple):
   """Shell command that continues the run."""
 
 
+_WAITED = 'seconds_waiting_for_checkpoints'
 TOTALS = 'totals'
 """Kind of the metrics' lines with the totals at a checkpoint, from which a
 resumed run counts on."""
@@ -54,6 +55,7 @@ def totals(run: Run, meter: Meter, step: int) -> dict[str, Any]:
     'compilations': compiled().programs,
     'seconds_choosing': run.batches.seconds_choosing,
     'seconds_watching': run.trainer.seconds_watching,
+    _WAITED: run.checkpoints.totals.seconds_waiting,
     'processes': 1,
   }
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -125,6 +127,9 @@ def summarize(
     **_skipped(run, spent),
     **_saved(run, spent),
     **{key: spent[key] for key in _SPENT},
+    # The last totals were recorded before the last checkpoint was saved.
+    _WAITED: run.before.get(_WAITED, 0)
+    + run.checkpoints.totals.seconds_waiting,
   }
 
 

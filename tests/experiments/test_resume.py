@@ -188,7 +188,10 @@ def test_totals_are_those_of_all_processes(tmp_path, monkeypatch):
   totals = [x for x in lines_of(tmp_path / 'parts') if x['kind'] == 'totals']
   assert [line['step'] for line in totals] == [20, 31, 40, 60]
   assert totals[-1]['examples_timed'] == 60 * 256
-  for key in ('seconds', 'seconds_compiling', 'compilations', 'examples_timed'):
+  waited = 'seconds_waiting_for_checkpoints'
+  assert parts[waited] >= totals[-1][waited] > totals[0][waited] == 0
+  keys = 'seconds', 'seconds_compiling', 'compilations', 'examples_timed'
+  for key in (*keys, waited):
     values = [line[key] for line in totals]
     assert values == sorted(values), key
   seconds = [line['seconds'] for line in totals]

@@ -180,6 +180,11 @@ def test_the_programs_as_they_are_called(made_of, tmp_path):
   values = json.loads(output.read_text())
   assert values['auc'] == summary_of(run)['auc']
   assert finished(command).stderr.startswith('error: beside flags there must')
+  with pytest.raises(UserError, match='metrics need a file'):
+    job.write_metrics(None, run, output=str(tmp_path))
+  with pytest.raises(UserError, match='step 7'):
+    job.write_metrics(None, run, output=f'{tmp_path}/new/a.json', step=7)
+  assert not (tmp_path / 'new').exists()
   command = [sys.executable, '-m', 'experiments.export', str(run)]
   folder = tmp_path / 'export'
   again = [f'--output={folder}', '--dtype=int8', '--batch_sizes=2,8']

@@ -298,6 +298,16 @@ def test_a_cache_folder_that_cannot_be_made_is_done_without(cache_of, tmp_path):
   assert cache_of(XDG_CACHE_HOME=tmp_path / 'file') is None
 
 
+def test_an_entry_of_the_cache_that_was_never_written_is_removed(
+  cache_of, tmp_path
+):
+  folder = pathlib.Path(cache_of(XDG_CACHE_HOME=tmp_path))
+  (folder / 'jit_step-1-cache').touch()  # as JAX opens it, then a kill
+  (folder / 'jit_step-2-cache').write_text('program')
+  cache_of()
+  assert [path.name for path in folder.iterdir()] == ['jit_step-2-cache']
+
+
 def test_the_cache_folder_that_jax_is_told_stays(cache_of, tmp_path):
   used = cache_of(
     XDG_CACHE_HOME=tmp_path / 'cache', JAX_COMPILATION_CACHE_DIR=''
