@@ -12,6 +12,7 @@ from slipstream_jax.checkpoint.chain import (
   check_exact,
   consolidate,
   copy_as_base,
+  drop_later,
   find_chains,
   merged,
   merged_rows,
@@ -27,6 +28,7 @@ from slipstream_jax.checkpoint.manifest import (
   publish,
   read_manifest,
   row_key,
+  steps_in,
 )
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.row_file import concatenate
@@ -152,6 +154,15 @@ def test_a_parent_of_another_history_is_none(tmp_path):
   assert skip.step == 3
 
 
+def test_later_checkpoints_are_dropped_when_a_run_goes_back(tmp_path):
+  place = open_place(tmp_path)
+  chain = small.save(place, (), None, 1, [1])
+  small.save(place, chain, 1, 2, [1])
+  drop_later(place, 1)
+  assert find_chains(place).chains == [chain]
+  assert steps_in(place) == [1]
+
+
 def test_the_newest_are_kept_with_what_they_are_on(tmp_path):
   place = open_place(tmp_path)
   chain, chains = (), []
@@ -198,6 +209,23 @@ def test_quantized_copies_are_refused_by_who_goes_on(tmp_path, codec):
     copy_as_base(into, (copy,), open_place(tmp_path / 'again'))
   with pytest.raises(UserError, match='a copy needs a place of its own'):
     copy_as_base(place, chain, open_place(tmp_path / 'run'), codec)
+
+
+def test_groups_are_apart_and_may_be_without_rows(tmp_path):
+  place, chain = open_place(tmp_path), ()
+  for step, groups in (1, {'a': [1, 2], 'b': []}), (2, {'c': [7]}):
+    rows = {
+      group: small.write(place, file_name('base', step, group), 'rows', ids)
+      for group, ids in groups.items()
+    }
+    parent = step - 1 or None
+    values = {'rows': rows, 'files': {}, 'payload': {}}
+    chain = next_on(chain, parent, step=step, **values)
+    publish(place, chain[-1])
+  base = consolidate(place, chain)
+  assert {g: f.rows for g, f in base.rows.items()} == {'a': 2, 'b': 0, 'c': 1}
+  tables = small.table_of(merged_rows(place, (base,), 'a'))
+  assert tables == small.expected('rows', [1, 2], 0)
 
 
 @pytest.mark.parametrize(

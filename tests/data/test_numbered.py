@@ -235,6 +235,10 @@ def test_a_state_is_of_more_epochs_and_of_other_weights(tmp_path):
 
 
 BAD_COLUMNS = {
+  'uneven': (
+    {'dense': np.ones((10, 4))},
+    r'same number of examples, got \[10, 64, 64\]',
+  ),
   'uneven lists': ({'dense': [[1.0], [1.0, 2.0]]}, r'Columns.dense\)'),
   'a number': (
     {'labels': 1.0},
@@ -242,6 +246,12 @@ BAD_COLUMNS = {
     r" 'no'\]",
   ),
 }
+
+
+@pytest.mark.parametrize('size', [0, -1, 100])
+def test_batch_sizes_that_cannot_be(size):
+  with pytest.raises(UserError, match=f'example, .* got {size} |, got 64 '):
+    ColumnBatches(small.columns(64), size)
 
 
 @pytest.mark.parametrize('name', BAD_COLUMNS)

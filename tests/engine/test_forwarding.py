@@ -27,8 +27,8 @@ def start(name):
   return make_parts(recipe, ALL[name], small.DENSE, 3, HOT)
 
 
-def batches_of(trainer):
-  source = ColumnBatches(COLUMNS, BATCH, shuffle_seed=1)
+def batches_of(trainer, seed=1):
+  source = ColumnBatches(COLUMNS, BATCH, shuffle_seed=seed)
   return planned(trainer, source, 2)
 
 
@@ -67,6 +67,22 @@ def test_no_step_waits_for_the_rows_of_the_one_before(name):
       due = stored + plan.evict.tolist()
       stored = plan.rows[plan.store].tolist()
   assert_same_bits(everything(trainer), after_steps())
+
+
+def steps_of_two(name):
+  """Of two iterators in turn, both planned from the first step on."""
+  trainer = start(name)
+  with batches_of(trainer) as one, batches_of(trainer, seed=2) as other:
+    for number, items in enumerate(
+      itertools.islice(zip(one, other, strict=True), STEPS)
+    ):
+      take_step(trainer, items[number % 2])
+  return everything(trainer)
+
+
+@pytest.mark.parametrize('name', ['streamed', 'pinned'])
+def test_a_link_to_a_step_that_was_not_taken_is_not_believed(name):
+  assert_same_bits(steps_of_two(name), steps_of_two('resident'))
 
 
 @placements

@@ -35,6 +35,20 @@ class Collected(BadLines):
     self.errors.append(error)
 
 
+BETWEEN = {b'\t': 'tabs', b',': 'commas', b'::': 'double colons'}
+
+
+def rule_of(of: TextFormat, fault: Bad) -> str:
+  """What the error of a bad line must say that a line or field is to be."""
+  if not fault.place:
+    return "a file's last line must be whole, with a line end after it"
+  before, _, column = fault.place.rpartition(' column ')
+  if before != ',':
+    between = BETWEEN[of.schema.delimiter]
+    return f'a line must have {len(of.fields)} fields between {between}'
+  return of.schema.columns[of.columns.index(column)].rule
+
+
 def check_file(
   of: TextFormat, path: pathlib.Path, block_bytes: int | None = None
 ) -> bool:
@@ -66,6 +80,7 @@ def check_file(
     check_sentence(error)
     assert error.where == f'{path}, line {number}{fault.place}'
     assert error.got == fault.got
+    assert error.rule == rule_of(of, fault)
   return not wrong
 
 
@@ -100,6 +115,49 @@ def test_any_file_is_read_as_by_a_slow_reader(
   path = tmp_path_factory.getbasetemp() / 'any'
   path.write_bytes(gzip.compress(data, 1) if packed else data)
   check_file(of, path, block_bytes)
+
+
+PUBLISHED = {
+  'avazu': (
+    'id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,'
+    'app_domain,app_category,device_id,device_ip,device_model,device_type,'
+    'device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21\n'
+    '10000169349117863715,0,14102100,1005,0,1fbe01fe,f3845767,28905ebd,'
+    'ecad2386,7801e8d9,07d7df22,a99f214a,96809ac8,711ee120,1,0,15704,320,50,'
+    '1722,0,35,-1,79\n',
+    [
+      *(0, 14102100, 1005, 0, 0x1FBE01FE, 0xF3845767, 0x28905EBD, 0xECAD2386),
+      *(0x7801E8D9, 0x07D7DF22, 0xA99F214A, 0x96809AC8, 0x711EE120, 1, 0),
+      *(15704, 320, 50, 1722, 0, 35, -3, 79),
+    ],
+  ),
+  'taobao': (
+    '1,2268318,2520377,pv,1511544070\n',
+    [1, 2268318, 2520377, int.from_bytes(b'pv'), 1511544070],
+  ),
+  'ml csv': (
+    'userId,movieId,rating,timestamp\n1,31,2.5,1260759144\n',
+    [1, 31, int.from_bytes(b'2.5'), 1260759144],
+  ),
+  'ml dat': (
+    '1::1193::5::978300760\n',
+    [1, 1193, int.from_bytes(b'5'), 978300760],
+  ),
+  'ml data': (
+    '196\t242\t3\t881250949\n',
+    [196, 242, int.from_bytes(b'3'), 881250949],
+  ),
+}
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_lines_as_they_were_published(name, tmp_path):
+  """The slow reader takes headers and columns from the package."""
+  data, values = PUBLISHED[name]
+  of, path = FORMATS[name], tmp_path / 'file'
+  path.write_text(data)
+  ((_, fields),) = lines.read(path, of.schema, BadLines())
+  assert fields.values[of.compared].T.tolist() == [values]
 
 
 NASTY = [

@@ -148,6 +148,22 @@ def test_rows_are_ranks(case, min_count, hash_rows, more, at_once):
   assert copy.ids(range(copy.size)).tolist() == [None] * first + kept
 
 
+CHUNKS = {
+  'matrix': lambda ids: ids.reshape(50, 100),
+  'arrays': lambda ids: np.split(ids, [0, 7, 4000]),
+  'lists': lambda ids: ids.reshape(50, 100).tolist(),
+  'series': lambda ids: [*pl.DataFrame({'id': ids}).iter_columns()],
+  'iterator': lambda ids: iter(np.split(ids, [0, 7, 4000])),
+}
+
+
+@pytest.mark.parametrize('kind', CHUNKS)
+def test_any_chunks_count_alike(kind):
+  ids = np.random.default_rng(0).zipf(1.3, 5000) % 700
+  whole = Vocabulary.fit(ids).known
+  np.testing.assert_array_equal(Vocabulary.fit(CHUNKS[kind](ids)).known, whole)
+
+
 @given(st.lists(numbers, min_size=1), st.integers(1, 3))
 def test_it_is_the_rule_of_every_data_set(ids, min_count):
   column = np.array(ids, np.int64)
