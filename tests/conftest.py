@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import shutil
+import signal
 import tempfile
 
 # Before JAX starts: a mesh to test on, and fp32 sums that do not depend on
@@ -61,6 +62,13 @@ typechecks.install(
 def pytest_unconfigure():
   if _OWN is not None:
     shutil.rmtree(_OWN, ignore_errors=True)
+
+
+@pytest.fixture(scope='session', autouse=True)
+def _signals_are_heard():
+  """A shell ignores Ctrl-C for its background jobs, and they inherit that."""
+  if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope='session', autouse=True)
