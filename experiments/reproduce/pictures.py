@@ -169,7 +169,7 @@ def changes(model: Model) -> Picture | None:
   points = sorted((row['row'], row['batch'], row['change']) for row in rows)
   if not points:
     return None
-  last = max(batch for _, batch, _ in points)
+  last = max(1, *(batch for _, batch, _ in points))
   figure, (axis,) = page.figure(3.1)
   saturated = []
   by_row = itertools.groupby(points, key=lambda point: point[0])
