@@ -115,11 +115,16 @@ class _VectorModel(models.PrimitiveModel):
 
 @intrinsic
 @no_type_check
-def _zeros(typing):
-  def codegen(context, builder, signature, args):
-    return ir.Constant(_ir_vector, [0.0] * _LANES)
+def _filled(typing, value):
+  """Returns a vector of a value."""
 
-  return _vector(), codegen
+  def codegen(context, builder, signature, args):
+    one, word = ir.Constant(_ir_vector, ir.Undefined), ir.IntType(32)
+    one = builder.insert_element(one, args[0], word(0))
+    places = ir.Constant(ir.VectorType(word, _LANES), [0] * _LANES)
+    return builder.shuffle_vector(one, one, places)
+
+  return _vector(types.float32), codegen
 
 
 @intrinsic
@@ -167,14 +172,15 @@ def _prefetch(typing, address):
 
 @_kernel
 @no_type_check
-def _sum(source, dim, items, first, end, out):
-  """Adds rows of floats [dim], in the order of `items`, their numbers.
+def _sum(source, dim, items, first, end, start, out):
+  """Adds rows of floats [dim] to `start`, in the order of `items`.
 
-  Negative ones are left out. `source` and `out` are addresses.
+  Items are numbers of rows. A negative one adds 0. `source` and `out` are
+  addresses.
   """
-  d, last = 0, len(items) - 1
+  d, last, none = 0, len(items) - 1, np.float32(0)
   while d + 4 * _LANES <= dim:
-    w, x, y, z = _zeros(), _zeros(), _zeros(), _zeros()
+    w, x, y, z = _filled(start), _filled(start), _filled(start), _filled(start)
     for at in range(first, end):
       soon = source + 4 * (max(0, items[min(at + _AHEAD, last)]) * dim + d)
       for line in range(4):
@@ -185,6 +191,9 @@ def _sum(source, dim, items, first, end, out):
         x = _plus(x, _load(row + _WIDTH))
         y = _plus(y, _load(row + 2 * _WIDTH))
         z = _plus(z, _load(row + 3 * _WIDTH))
+      else:
+        w, x = _plus(w, _filled(none)), _plus(x, _filled(none))
+        y, z = _plus(y, _filled(none)), _plus(z, _filled(none))
     to = out + 4 * d
     _store(w, to)
     _store(x, to + _WIDTH)
@@ -192,18 +201,22 @@ def _sum(source, dim, items, first, end, out):
     _store(z, to + 3 * _WIDTH)
     d += 4 * _LANES
   while d + _LANES <= dim:
-    w = _zeros()
+    w = _filled(start)
     for at in range(first, end):
       _prefetch(source + 4 * (max(0, items[min(at + _AHEAD, last)]) * dim + d))
       if items[at] >= 0:
         w = _plus(w, _load(source + 4 * (np.int64(items[at]) * dim + d)))
+      else:
+        w = _plus(w, _filled(none))
     _store(w, out + 4 * d)
     d += _LANES
   while d < dim:
-    total = np.float32(0)
+    total = start
     for at in range(first, end):
       if items[at] >= 0:
         total += _floats(source + 4 * (np.int64(items[at]) * dim + d), 1)[0]
+      else:
+        total += none
     _floats(out + 4 * d, 1)[0] = total
     d += 1
 
@@ -245,10 +258,11 @@ def _pool_chunk(job, first, end):
     for bag in range(job.bags):
       at = example * job.columns + starts[bag]
       stop = example * job.columns + starts[bag + 1]
-      if stop - at == 1 and inverse[at] >= 0:  # keeps -0.0
+      if stop - at == 1 and inverse[at] >= 0:  # keeps what is below 2**-126
         _copy(job.source + 4 * dim * np.int64(inverse[at]), dim, to)
       else:
-        _sum(job.source, dim, inverse, at, stop, to)
+        # Minus zero, which changes nothing that is added to it.
+        _sum(job.source, dim, inverse, at, stop, np.float32(-0.0), to)
       to += 4 * dim
 
 
@@ -307,7 +321,7 @@ def _spread_chunk(job, chunk):
   at = ends[row - 1] if row > 0 else 0
   while row < end:
     to = job.out + 4 * job.dim * row
-    _sum(job.source, job.dim, order, at, ends[row], to)
+    _sum(job.source, job.dim, order, at, ends[row], np.float32(0), to)
     at = ends[row]
     row += 1
 
