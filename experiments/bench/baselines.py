@@ -224,9 +224,10 @@ def _prepare(rows: tuple[int, ...], batch: Batch) -> Examples:
   examples, length = len(batch.labels), batch.lookups[0].size // len(rows)
   ids = batch.lookups.reshape(examples, -1, length).transpose(1, 0, 2)
   ids = ids.reshape(len(ids), -1) - offsets(rows)[:-1, None]
-  if len(ids) != len(rows) or (
-    (ids < 0) | (ids >= np.reshape(rows, (-1, 1)))
-  ).any():
+  if (
+    len(ids) != len(rows)
+    or ((ids < 0) | (ids >= np.reshape(rows, (-1, 1)))).any()
+  ):
     raise UserError(
       'a baseline takes as many lookups per example in each of its tables',
       got=f'shape {batch.lookups.shape}, or rows outside of their table',

@@ -53,17 +53,14 @@ def bench(bar: Any) -> Iterator[runner.Item]:
     )
 
 
-def figures(
-  optimizer: str, lookups: int, dim: int, bar: Any
-) -> dict[str, Any]:
+def figures(optimizer: str, lookups: int, dim: int, bar: Any) -> dict[str, Any]:
   """Returns the examples/s of all contenders, and ratios to the best peer."""
   import ml_collections
   import numpy as np
   import optax
 
   from experiments.bench import baselines
-  from experiments.bench.contest import Contest, seconds_of, TrainerParts, Turn
-  from slipstream_jax.data.source import Dataset
+  from experiments.bench.contest import Contest, TrainerParts, Turn
   from slipstream_jax.placement import cached
   from slipstream_jax.selection.hot import hot_rows
   from slipstream_jax.synthetic.spec import KAGGLE_ROWS

@@ -41,7 +41,7 @@ def bag_sums(
 
 
 def _has_kernels(rows: jax.Array, inverse: jax.Array) -> bool:
-  from slipstream_jax.models import bag_kernels  # numba, which loads slowly
+  from slipstream_jax import bag_kernels  # numba, which loads slowly
 
   fits = rows.dtype == np.float32 and inverse.dtype == np.int32
   return fits and rows.size > 0 < inverse.size and bag_kernels.register()
@@ -51,14 +51,12 @@ def _has_kernels(rows: jax.Array, inverse: jax.Array) -> bool:
 def _by_platform(
   rows: jax.Array, inverse: jax.Array, lengths: tuple[int, ...]
 ) -> jax.Array:
-  from slipstream_jax.models import bag_kernels
+  from slipstream_jax import bag_kernels
 
   def kernel(rows: jax.Array, inverse: jax.Array) -> jax.Array:
     shape = len(inverse), len(lengths), rows.shape[1]
     result = jax.ShapeDtypeStruct(shape, np.float32)
-    call = jax.ffi.ffi_call(
-      bag_kernels.POOL, result, vmap_method='sequential'
-    )
+    call = jax.ffi.ffi_call(bag_kernels.POOL, result, vmap_method='sequential')
     return call(rows, inverse, _starts(lengths))
 
   return jax.lax.platform_dependent(
@@ -78,7 +76,7 @@ def _forward(
 def _backward(
   lengths: tuple[int, ...], kept: Any, gradient: jax.Array
 ) -> tuple[jax.Array, None]:
-  from slipstream_jax.models import bag_kernels
+  from slipstream_jax import bag_kernels
 
   inverse, rows = kept
 
@@ -157,7 +155,9 @@ def _in_order_forward(bags: jax.Array) -> tuple[jax.Array, jax.Array]:
   return _in_order(bags), bags
 
 
-def _in_order_backward(bags: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+def _in_order_backward(
+  bags: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array]:
   return (jnp.broadcast_to(gradient[:, :, None], bags.shape),)
 
 

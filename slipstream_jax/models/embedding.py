@@ -49,7 +49,9 @@ def embed(
   for names in runs:
     run = [features[name] for name in names]
     end = start + len(run) * run[0].max_length
-    own = weights[:, start:end] if run[0].weighted and weights is not None else None
+    own = (
+      weights[:, start:end] if run[0].weighted and weights is not None else None
+    )
     is_weighted.append(own is not None)
     shares.append(_shares(run, inverse[:, start:end] >= 0, own))
     start = end
@@ -62,9 +64,11 @@ def embed(
   sums = bag_sums(rows, inverse, lengths, whole, portable)
   by_name: dict[str, jax.Array] = {}
   parts = cut(sums, tuple(x.shape[1] for x in shares))
-  for names, *of_run in zip(runs, parts, shares, is_weighted, strict=True):
+  of_runs = zip(runs, parts, shares, is_weighted, strict=True)
+  for names, part, counts, own_weights in of_runs:
     run = [features[name] for name in names]
-    by_name |= zip(names, _pooled(run, *of_run), strict=True)
+    pooled = _pooled(run, part, counts, own_weights)
+    by_name |= zip(names, pooled, strict=True)
   return by_name
 
 

@@ -14,39 +14,45 @@ import ctypes
 import functools
 import os
 import sys
+import threading
 from typing import Any, no_type_check
 
 import jax
 from llvmlite import binding, ir
-from numba import carray, cfunc, config, njit, types
+from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 import numpy as np
 
 POOL, SPREAD = 'slipstream_pool_bags', 'slipstream_spread_bags'
 """Names of the targets, which JAX's cache of compiled programs keeps."""
-threads = ctypes.c_int64(1)
-"""Most threads of one call."""
+limits = (ctypes.c_int64 * 2)(1, 1 << 19)
+"""Most threads of one call, and the bytes that are worth one. To start a thread
+takes 20 us."""
 
-_WORKER, _THREADS = 'slipstream_bag_worker', 'slipstream_bag_threads'
-_MOST = 64  # threads of one call
-_LEAST_BYTES = 1 << 19  # that are worth a thread, which takes 20 us to start
+_WORKER, _LIMITS = 'slipstream_bag_worker', 'slipstream_bag_limits'
 _CHUNKS = 8  # parts of the work for each thread
 _LANES = 16  # floats that are added at once
 _WIDTH = 4 * _LANES  # bytes
 _AHEAD = 12  # rows to prefetch
+_lock = threading.Lock()
 _kept: list[Any] = []  # compiled functions, which are freed with their object
 _kernel = njit(cache=True, nogil=True, error_model='numpy')
 _inline = njit(inline='always')
 
 
-@functools.cache
 def register() -> bool:
-  """Registers the targets. Returns whether this machine can have them."""
-  if sys.platform != 'linux' or config.DISABLE_JIT:
+  """Registers the targets, once. Returns whether this machine can have them."""
+  with _lock:
+    return _register()
+
+
+@functools.cache
+def _register() -> bool:
+  if sys.platform != 'linux' or os.environ.get('NUMBA_DISABLE_JIT') == '1':
     return False
-  threads.value = min(_MOST, len(os.sched_getaffinity(0)))
-  binding.add_symbol(_THREADS, ctypes.addressof(threads))
+  limits[0] = len(os.sched_getaffinity(0))
+  binding.add_symbol(_LIMITS, ctypes.addressof(limits))
   # Its address must be known before the targets are linked.
   binding.add_symbol(_WORKER, _compiled(_worker))
   new = ctypes.pythonapi.PyCapsule_New
@@ -71,8 +77,8 @@ def _compiled(function: Any) -> int:
 
 @intrinsic
 @no_type_check
-def _pointer(typing, address):
-  def codegen(context, builder, signature, args):
+def _pointer(typing: Any, address: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
 
   return types.voidptr(types.int64), codegen
@@ -80,19 +86,19 @@ def _pointer(typing, address):
 
 @_inline
 @no_type_check
-def _floats(address, count):
+def _floats(address: int, count: int) -> np.ndarray:
   return carray(_pointer(address), count, np.float32)
 
 
 @_inline
 @no_type_check
-def _ints(address, count):
+def _ints(address: int, count: int) -> np.ndarray:
   return carray(_pointer(address), count, np.int32)
 
 
 @_inline
 @no_type_check
-def _longs(address, count):
+def _longs(address: int, count: int) -> np.ndarray:
   return carray(_pointer(address), count, np.int64)
 
 
@@ -115,10 +121,10 @@ class _VectorModel(models.PrimitiveModel):
 
 @intrinsic
 @no_type_check
-def _filled(typing, value):
+def _filled(typing: Any, value: Any) -> Any:
   """Returns a vector of a value."""
 
-  def codegen(context, builder, signature, args):
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     one, word = ir.Constant(_ir_vector, ir.Undefined), ir.IntType(32)
     one = builder.insert_element(one, args[0], word(0))
     places = ir.Constant(ir.VectorType(word, _LANES), [0] * _LANES)
@@ -129,8 +135,8 @@ def _filled(typing, value):
 
 @intrinsic
 @no_type_check
-def _load(typing, address):
-  def codegen(context, builder, signature, args):
+def _load(typing: Any, address: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     pointer = builder.inttoptr(args[0], _ir_vector.as_pointer())
     return builder.load(pointer, align=4)
 
@@ -139,8 +145,8 @@ def _load(typing, address):
 
 @intrinsic
 @no_type_check
-def _plus(typing, a, b):
-  def codegen(context, builder, signature, args):
+def _plus(typing: Any, a: Any, b: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return builder.fadd(*args)
 
   return _vector(_vector, _vector), codegen
@@ -148,8 +154,8 @@ def _plus(typing, a, b):
 
 @intrinsic
 @no_type_check
-def _store(typing, vector, address):
-  def codegen(context, builder, signature, args):
+def _store(typing: Any, vector: Any, address: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     pointer = builder.inttoptr(args[1], _ir_vector.as_pointer())
     builder.store(args[0], pointer, align=4)
 
@@ -158,8 +164,8 @@ def _store(typing, vector, address):
 
 @intrinsic
 @no_type_check
-def _prefetch(typing, address):
-  def codegen(context, builder, signature, args):
+def _prefetch(typing: Any, address: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     name = 'llvm.prefetch.p0i8'
@@ -172,7 +178,15 @@ def _prefetch(typing, address):
 
 @_kernel
 @no_type_check
-def _sum(source, dim, items, first, end, start, out):
+def _sum(
+  source: int,
+  dim: int,
+  items: np.ndarray,
+  first: int,
+  end: int,
+  start: float,
+  out: int,
+) -> None:
   """Adds rows of floats [dim] to `start`, in the order of `items`.
 
   Items are numbers of rows. A negative one adds 0. `source` and `out` are
@@ -223,7 +237,7 @@ def _sum(source, dim, items, first, end, start, out):
 
 @_kernel
 @no_type_check
-def _copy(source, dim, out):
+def _copy(source: int, dim: int, out: int) -> None:
   d = 0
   while d + _LANES <= dim:
     _store(_load(source + 4 * d), out + 4 * d)
@@ -248,7 +262,7 @@ _JOB = np.dtype(
 
 @_kernel
 @no_type_check
-def _pool_chunk(job, first, end):
+def _pool_chunk(job: Any, first: int, end: int) -> None:
   """Sums the rows of each bag of the examples `first` to `end`."""
   dim = job.dim
   inverse = _ints(job.inverse, job.examples * job.columns)
@@ -268,7 +282,7 @@ def _pool_chunk(job, first, end):
 
 @_kernel
 @no_type_check
-def _sort(job):
+def _sort(job: Any) -> None:
   """Lists the bags that look up each row, in the order of lookups."""
   inverse = _ints(job.inverse, job.examples * job.columns)
   starts, ends = _ints(job.starts, job.bags + 1), _ints(job.ends, job.rows)
@@ -295,7 +309,7 @@ def _sort(job):
 
 @_kernel
 @no_type_check
-def _first_row(ends, target):
+def _first_row(ends: np.ndarray, target: int) -> int:
   """Returns the first row whose bags end at `target` or later."""
   low, high = 0, len(ends)
   while low < high:
@@ -309,7 +323,7 @@ def _first_row(ends, target):
 
 @_kernel
 @no_type_check
-def _spread_chunk(job, chunk):
+def _spread_chunk(job: Any, chunk: int) -> None:
   """Sums the gradients of the bags that look up each row of a chunk."""
   ends = _ints(job.ends, job.rows)
   order = _ints(job.order, job.examples * job.columns)
@@ -328,10 +342,10 @@ def _spread_chunk(job, chunk):
 
 @intrinsic
 @no_type_check
-def _take_number(typing, address):
+def _take_number(typing: Any, address: Any) -> Any:
   """Returns an i64 and increments it, as one operation for all threads."""
 
-  def codegen(context, builder, signature, args):
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
     return builder.atomic_rmw('add', pointer, ir.IntType(64)(1), 'monotonic')
 
@@ -340,7 +354,7 @@ def _take_number(typing, address):
 
 @_kernel
 @no_type_check
-def _take_part(address):
+def _take_part(address: int) -> None:
   job = carray(_pointer(address), 1, _JOB)[0]
   while True:
     chunk = _take_number(address)  # of `next`, the first field
@@ -354,7 +368,7 @@ def _take_part(address):
 
 
 @no_type_check
-def _worker(address):
+def _worker(address: int) -> int:
   _take_part(address)
   return 0
 
@@ -373,8 +387,8 @@ def _address_of(name: str) -> Any:
 
   @intrinsic
   @no_type_check
-  def address(typing):
-    def codegen(context, builder, signature, args):
+  def address(typing: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
       value = cgutils.add_global_variable(builder.module, ir.IntType(8), name)
       return builder.ptrtoint(value, ir.IntType(64))
 
@@ -383,15 +397,15 @@ def _address_of(name: str) -> Any:
   return address
 
 
-_worker_address, _threads_address = map(_address_of, (_WORKER, _THREADS))
+_worker_address, _limits_address = map(_address_of, (_WORKER, _LIMITS))
 
 
 @_kernel
 @no_type_check
-def _run(job, nbytes):
+def _run(job: Any, nbytes: int) -> None:
   """Runs a job that reads some bytes."""
-  most = _longs(_threads_address(), 1)[0]
-  count = max(1, min(min(most, _MOST), nbytes // _LEAST_BYTES))
+  most, enough = _longs(_limits_address(), 2)
+  count = max(1, min(most, nbytes // max(1, enough)))
   job[0].chunks = 1 if count == 1 else _CHUNKS * count
   address, ids = job.ctypes.data, np.zeros(count, np.int64)
   for i in range(1, count):
@@ -410,7 +424,7 @@ def _run(job, nbytes):
 
 @_inline
 @no_type_check
-def _only_asks(frame):
+def _only_asks(frame: int) -> bool:
   """Whether XLA only asks for the version of its API, which is then told."""
   extension = _longs(frame + 8, 1)[0]
   if extension == 0 or _ints(extension + 8, 1)[0] != 1:
@@ -422,31 +436,31 @@ def _only_asks(frame):
 
 @_inline
 @no_type_check
-def _operand(frame, number):
+def _operand(frame: int, number: int) -> int:
   return _longs(_longs(frame + 72, 1)[0], 3)[number]
 
 
 @_inline
 @no_type_check
-def _result(frame, number):
+def _result(frame: int, number: int) -> int:
   return _longs(_longs(frame + 112, 1)[0], 3)[number]
 
 
 @_inline
 @no_type_check
-def _data(buffer):
+def _data(buffer: int) -> int:
   return _longs(buffer + 24, 1)[0]
 
 
 @_inline
 @no_type_check
-def _shape(buffer):
+def _shape(buffer: int) -> np.ndarray:
   return _longs(_longs(buffer + 40, 1)[0], 3)
 
 
 @_kernel
 @no_type_check
-def _job(frame, rows):
+def _job(frame: int, rows: int) -> np.ndarray:
   """Returns a job with all fields that both targets have, [1]."""
   inverse, starts = _operand(frame, 1), _operand(frame, 2)
   jobs = np.zeros(1, _JOB)
@@ -460,7 +474,7 @@ def _job(frame, rows):
 
 
 @no_type_check
-def _pool(frame):
+def _pool(frame: int) -> int:
   """Maps f32[P, D], i32[B, K] and i32[G + 1] to f32[B, G, D]."""
   if _only_asks(frame):
     return 0
@@ -470,7 +484,7 @@ def _pool(frame):
 
 
 @no_type_check
-def _spread(frame):
+def _spread(frame: int) -> int:
   """Maps f32[B, G, D], i32[B, K] and i32[G + 1] to f32[P, D].
 
   Its other results are memory to work in: i32[P] and i32[B * K].
