@@ -49,8 +49,7 @@ def bench(bar: Any) -> Iterator[runner.Item]:
     for lookups in map(int, _LOOKUPS.value):
       rows, batches = _examples(lookups)
       for dim in map(int, _DIMS.value):
-        speeds = _speeds(optimizer, rows, batches, dim, bar)
-        lines.append({'lookups': lookups, 'dim': dim, **speeds})
+        lines += _speeds(optimizer, rows, batches, dim, bar)
     yield f'examples/s with {optimizer}', lines
 
 
@@ -60,9 +59,14 @@ def _speeds(
   batches: Sequence[Any],
   dim: int,
   bar: Any,
-) -> dict[str, float]:
-  """Returns examples/s of all contenders, and of ours over the best peer's."""
+) -> Iterator[dict[str, Any]]:
+  """Yields examples/s of each contender, and the ratio to the faster peer's.
+
+  They are of the median turn and of the best one, on which other work of the
+  machine has the least effect.
+  """
   import ml_collections
+  import numpy as np
 
   from experiments.bench import baselines
   from experiments.bench.contest import Contest, Turn
@@ -92,12 +96,15 @@ def _speeds(
     bar,
   )
   phase = f'{optimizer}, {lookups // len(rows)} lookups, D = {dim}'
-  speeds = contest.speeds(phase, contenders)
-  best = max(
-    (speeds[name] for name in contenders if name not in ours), default=0
-  )
-  ratios = {f'{name}, ratio': speeds[name] / best for name in ours if best}
-  return speeds | ratios
+  seconds = contest.seconds(phase, contenders)
+  peers = [turns for name, turns in seconds.items() if name not in ours]
+  for name, turns in seconds.items():
+    line = {'lookups': lookups // len(rows), 'dim': dim, 'who': name}
+    for choose, title in ((np.median, 'median'), (np.min, 'best turn')):
+      own = choose(turns)
+      line[title] = steps * size / own
+      line[f'{title}, ratio'] = min(map(choose, peers), default=np.nan) / own
+    yield line
 
 
 def _trainers(
