@@ -45,7 +45,7 @@ def bench(bar: Any) -> Iterator[runner.Item]:
     facts[f'without {name}'] = baselines.absent(name)
   yield 'setting', facts
   for optimizer in _OPTIMIZERS.value:
-    lines = []
+    lines: list[dict[str, Any]] = []
     for lookups in map(int, _LOOKUPS.value):
       rows, batches = _examples(lookups)
       for dim in map(int, _DIMS.value):
