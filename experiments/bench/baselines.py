@@ -221,15 +221,15 @@ def _fbgemm_tables(
 def _prepare(rows: tuple[int, ...], batch: Batch) -> Examples:
   import torch
 
-  examples, length = len(batch.labels), batch.lookups[0].size // len(rows)
-  ids = batch.lookups.reshape(examples, -1, length).transpose(1, 0, 2)
-  ids = ids.reshape(len(ids), -1) - offsets(rows)[:-1, None]
-  if (
-    len(ids) != len(rows)
-    or ((ids < 0) | (ids >= np.reshape(rows, (-1, 1)))).any()
-  ):
+  length, rest = divmod(batch.lookups[0].size, len(rows))
+  bad = length == 0 or rest > 0
+  if not bad:
+    ids = batch.lookups.reshape(-1, len(rows), length).transpose(1, 0, 2)
+    ids = ids.reshape(len(rows), -1) - offsets(rows)[:-1, None]
+    bad = bool(((ids < 0) | (ids >= np.reshape(rows, (-1, 1)))).any())
+  if bad:
     raise UserError(
-      'a baseline takes as many lookups per example in each of its tables',
+      'a baseline takes equally many lookups per example in each of its tables',
       got=f'shape {batch.lookups.shape}, or rows outside of their table',
       where='Batch.lookups',
       hint='give bags of one length without padding',

@@ -115,6 +115,8 @@ def test_kernels_are_in_use_where_they_can_be():
     names = bag_kernels.POOL, bag_kernels.SPREAD
     for name, text in zip(names, texts, strict=True):
       assert (name in text) != portable
+    on_gpu = sums.trace(rows, inverse).lower(lowering_platforms=('cuda',))
+    assert bag_kernels.POOL not in on_gpu.as_text()
   shares = jax.ShapeDtypeStruct((2, 5), jnp.float32)
   weighted = jax.jit(lambda *arrays: bag_sums(*arrays[:2], (2, 3), arrays[2]))
   assert bag_kernels.POOL not in weighted.lower(rows, inverse, shares).as_text()
