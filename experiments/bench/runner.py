@@ -45,9 +45,10 @@ def run(
         figures = dict(bench(*arguments, bar))
       for title, values in figures.items():
         screen.print(title, style='bold', highlight=False)
-        facts = isinstance(values, Mapping)
-        shown = report.facts(values) if facts else report.table('', values)
-        screen.print(shown)
+        if isinstance(values, Mapping):
+          screen.print(report.facts(values))
+        else:
+          screen.print(report.table('', values))
       write(figures)
 
   cli.run(main, config, words, 'nothing was written')
