@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from experiments.bench import baselines, limits, rows
+from experiments.bench import baselines, limits
 from experiments.bench.contest import (
   Contest,
   premade,
@@ -63,8 +63,6 @@ def measure(
   theirs = _beside_baselines(contest)
   if theirs:
     yield 'the same batches in PyTorch, in alternation', theirs
-  bar.begin('the engine alone')
-  yield 'the engine alone, on one thread', [*rows.engine_speeds()]
 
 
 def _setting(contest: Contest) -> dict[str, Any]:

@@ -65,7 +65,7 @@ RAW_FORMATS: dict[str, RawFormat] = {
     data_dir=data.data_dir,
   ),
 }
-"""By `config.data.format`."""
+"""Functions that read raw data, by `config.data.format`."""
 NEW_EXAMPLES: dict[str, RawFormat] = {
   'criteo': lambda data, path: criteo_raw(
     path, missing_flags=data.missing_flags, labelled=None

@@ -132,9 +132,9 @@ _AT_LEAST = {
 
 
 ON_ERROR = dict.fromkeys(('stop', 'warn'))
-"""What a run does if a checkpoint cannot be written."""
+"""Choices of `config.checkpoint.on_error`."""
 ON_BAD_LOSS = dict.fromkeys(('stop', 'skip', 'rollback'))
-"""What a run does if a loss is not finite."""
+"""Choices of `config.train.on_bad_loss`."""
 
 
 def check(config: ml_collections.ConfigDict) -> None:

@@ -73,7 +73,7 @@ class Picture(NamedTuple):
 
   title: str
   figure: Any
-  """As `figure` makes it."""
+  """A figure from `figure`."""
   about: str = ''
 
 

@@ -21,9 +21,14 @@ METRICS = 'metrics.jsonl'
 _FLUSH_S = 30.0
 
 
+def as_json(value: Any) -> str:
+  """Formats a value as JSON for a file that people may read."""
+  return json.dumps(value, indent=2, allow_nan=False) + '\n'
+
+
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes JSON into a file that is never half-written."""
-  replace(path, json.dumps(value, indent=2, allow_nan=False) + '\n')
+  replace(path, as_json(value))
 
 
 def config_of(workdir: pathlib.Path) -> ml_collections.ConfigDict:

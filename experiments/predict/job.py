@@ -1,7 +1,6 @@
 """Scores a file of examples, or writes the rows of a table with their ids."""
 
 from collections.abc import Iterator
-import contextlib
 import pathlib
 import time
 from typing import Any, BinaryIO
@@ -13,9 +12,8 @@ from rich.console import Console
 from experiments.common import datasets, loading, report
 from experiments.common.loading import LoadedRun
 from experiments.common.progress import Bar
-from experiments.common.workdir import made_folder
+from experiments.common.workdir import output_file
 from slipstream_jax.errors import UserError
-from slipstream_jax.files import written
 from slipstream_jax.formats.base import Chunk, Part, RawData
 from slipstream_jax.training import metrics
 from slipstream_jax.training.metrics import Predictions
@@ -61,7 +59,7 @@ def predict(
     _score(screen, run, examples, path)
   elif table is not None:
     arrays: dict[str, Any] = loading.rows_of(run, table)
-    with _file(path) as file:
+    with output_file(path) as file:
       np.savez(file, **arrays)
     rows, dim = arrays['rows'].shape
     tell(f'{rows:,} rows of {table}, dim {dim}, after step {run.step:,}')
@@ -74,7 +72,7 @@ def _score(
   raw = datasets.new_examples(run.config.data, name)
   began = time.monotonic()
   scored: list[Predictions] = []
-  with _file(path) as file:
+  with output_file(path) as file:
     for part in _shown(screen, run, raw):
       if path.suffix == '.csv':
         _write_lines(file, part, first=not scored)
@@ -137,18 +135,3 @@ def _write_lines(file: BinaryIO, part: Predictions, first: bool) -> None:
 
 def _probabilities(part: Predictions) -> np.ndarray:
   return metrics.probabilities(part.logits.astype(np.float64)).astype('f4')
-
-
-@contextlib.contextmanager
-def _file(path: pathlib.Path) -> Iterator[BinaryIO]:
-  """Opens the output, which exists once it is whole."""
-  try:
-    with made_folder(str(path.parent), '--output'), written(path) as file:
-      yield file
-  except OSError as error:
-    raise UserError(
-      'predictions need a file that can be written',
-      got=f'{path}: {error.strerror}',
-      where='--output',
-      hint='give one on a disk with room',
-    ) from error

@@ -142,8 +142,8 @@ SAMPLES = {
   'avazu': ('avazu/train.csv', ',', True, slice(3, 24)),
   'taobao': ('taobao/UserBehavior.csv.gz', ',', False, slice(0, 3)),
 }
-"""By proxy, a text file of real examples in the folder of samples: its path,
-separator, whether it has a header, and the columns that hold ids."""
+"""Text files of real examples by proxy: path in the folder of samples,
+separator, whether there is a header, and the columns that hold ids."""
 
 
 class Real(NamedTuple):

@@ -180,7 +180,7 @@ def test_the_programs_as_they_are_called(made_of, tmp_path):
   values = json.loads(output.read_text())
   assert values['auc'] == summary_of(run)['auc']
   assert finished(command).stderr.startswith('error: beside flags there must')
-  with pytest.raises(UserError, match='metrics need a file'):
+  with pytest.raises(UserError, match='write its output'):
     job.write_metrics(None, run, output=str(tmp_path))
   with pytest.raises(UserError, match='step 7'):
     job.write_metrics(None, run, output=f'{tmp_path}/new/a.json', step=7)

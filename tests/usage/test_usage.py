@@ -36,7 +36,6 @@ PROGRAMS = {  # and whether they take a config
   'compare.__main__': True,
   'bench.__main__': True,
   'bench.disk': False,
-  'bench.groups': True,
   'bench.host': True,
   'bench.serving': False,
   'bench.vocabulary': False,
