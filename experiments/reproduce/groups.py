@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.common import estimates
 from experiments.common.estimates import Estimate
 from experiments.reproduce import paper
@@ -72,6 +74,12 @@ class Model(NamedTuple):
   def published(self) -> dict[str, Any]:
     """What the papers say of the model; empty if they do not have it."""
     return paper.MODELS.get(self.key, {})
+
+  @property
+  def goal(self) -> float | None:
+    """The highest AUC that every learning curve reaches."""
+    curves = curves_of(self).values()
+    return min((max(auc for _, auc in curve) for curve in curves), default=None)
 
 
 def models_of(results: Results) -> list[Model]:
@@ -177,6 +185,8 @@ def _compare(group: Group, model: Model) -> dict[str, Estimate | None]:
     if isinstance(value, int | float)
   }
   figures = {column: mean(group.runs.values(), column) for column in numbers}
+  figures['seeds'] = Estimate(len(group.runs))
+  figures['seconds to goal'] = _seconds_to_goal(group, model)
   for contender, policy in CONTENDERS.items():
     ours = model.groups.get(contender)
     if ours is not None and ours is not group:
@@ -195,6 +205,7 @@ def _compare(group: Group, model: Model) -> dict[str, Estimate | None]:
   claim = paper.CLAIMS.get(group.key[0]) if group.key[1] == 'off' else None
   if claim and model.published:
     figures['claim'] = Estimate(claim)
+  figures |= _published_bytes(group, model)
   sizes = (figures.get(x) for x in ('auc', 'test_positives', 'test_examples'))
   known = [size.mean for size in sizes if size is not None]
   if len(known) == 3:
@@ -202,6 +213,31 @@ def _compare(group: Group, model: Model) -> dict[str, Estimate | None]:
     bounds = estimates.of_test_set(auc, round(positives), round(examples))
     figures['AUC, one test set'] = bounds
   return figures
+
+
+def _seconds_to_goal(group: Group, model: Model) -> Estimate | None:
+  """Interpolates when the curve of a system first has the model's goal."""
+  curve, goal = curves_of(model).get(group.key), model.goal
+  if curve is None or goal is None:
+    return None
+  seconds, aucs = np.array(curve).T
+  first = int(np.argmax(aucs >= goal))
+  pair = slice(max(first - 1, 0), first + 1)
+  return Estimate(float(np.interp(goal, aucs[pair], seconds[pair])))
+
+
+def _published_bytes(group: Group, model: Model) -> dict[str, Estimate]:
+  """Returns the bytes that a system moves in its paper."""
+  system, skip = group.key
+  everyone = model.published.get('gigabytes', {})
+  if system not in everyone or skip != 'off':
+    return {}
+  examples = model.published['examples'] * paper.EPOCHS_OF_BYTES
+  return {
+    'paper, GB': Estimate(everyone[system]),
+    'paper, per example': Estimate(everyone[system] * 1e9 / examples),
+    "paper, times FAE's": Estimate(everyone[system] / everyone['fae']),
+  }
 
 
 def _pairs(

@@ -4,7 +4,7 @@ Every number comes from the folder's files, or from `paper.py`, and then the
 page says so.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
 from typing import Any
 
@@ -19,6 +19,7 @@ from experiments.common.estimates import (
   NONE,
   percent,
   quality,
+  sure,
   times,
 )
 from experiments.common.page import Section, Table
@@ -28,7 +29,6 @@ from experiments.reproduce.groups import (
   ALL,
   BASELINES,
   CONTENDERS,
-  curves_of,
   Group,
   Key,
   mean,
@@ -38,14 +38,86 @@ from experiments.reproduce.groups import (
   phases_of,
   ratio,
 )
-from experiments.reproduce.results import PHASES, Results, Row
+from experiments.reproduce.results import PHASES, Results
 
 HTML = 'report.html'
-Column = tuple[str, str | Callable[[Group], Estimate | None], Form]
-"""Title, a figure of groups by name or computed, and how it is written."""
+Column = tuple[str, str, Form]
+"""Title, name of a figure, and how it is written."""
 _SURE = (times, change, quality)
 """Forms of figures that are written with their interval."""
 _SAME = 0.995  # a ratio of bytes that is written as 1.00
+
+
+def _amount(value: float) -> str:
+  return f'{value:,.0f}' if value >= 99.5 else f'{value:.3g}'
+
+
+_TIME: list[Column] = [
+  ('seeds', 'seeds', '{:.0f}'.format),
+  ('seconds', 'seconds', '{:,.2f}'.format),
+  ('examples/s', 'examples/s', '{:,.0f}'.format),
+  *(
+    (f'{policy}: {title}', f'{figure}, {policy}', times)
+    for policy in CONTENDERS.values()
+    for title, figure in (
+      *(('times as fast', 'speed'), ('without overhead', 'ideal')),
+    )
+  ),
+  ("paper's claim", 'claim', '{:.4g}'.format),
+  ('seconds to AUC {goal:.4f}', 'seconds to goal', '{:.2f}'.format),
+]
+_QUALITY: list[Column] = [
+  ('AUC', 'auc', quality),
+  ('AUC, one test set', 'AUC, one test set', quality),
+  ("AUC less streamed's", 'AUC, streamed', change),
+  ('log loss', 'log_loss', quality),
+  ('accuracy', 'accuracy', quality),
+]
+_TRAFFIC: list[Column] = [
+  ('to the device', 'loaded', _amount),
+  ('to the host', 'stored', _amount),
+  ('dense parameters', 'dense', _amount),
+  ('in all', 'moved in all', _amount),
+  ("tables, times the default policy's", 'bytes, default policy', times),
+  ('with dense', 'all bytes, default policy', times),
+  ("tables, times FAE's", 'bytes, FAE', times),
+  ('paper, GB', 'paper, GB', '{:g}'.format),
+  ('paper, per example', 'paper, per example', _amount),
+  ("paper, times FAE's", "paper, times FAE's", times),
+]
+_SKIPPED: list[Column] = [
+  ('dropped, of all', 'dropped', percent),
+  ('dropped, of hot', 'dropped of hot', percent),
+  ('hot examples', 'examples_hot_share', percent),
+  ('choosing, of the time', 'choosing', percent),
+  ('windows, of the time', 'windows', percent),
+  ('both', 'overhead', percent),
+]
+_MEMORY: list[Column] = [
+  ('device', 'device_bytes', size),
+  ('host', 'host_bytes', size),
+  ('hot lookups', 'lookups_hot_share', percent),
+  ("of a plain product's rate", 'matrix_share', percent),
+]
+_OVERVIEW: list[Column] = [
+  ('seconds', 'seconds', '{:,.2f}'.format),
+  ('over ours', 'speed, default policy', times),
+  ('bytes over ours', 'bytes, default policy', times),
+  ('dropped', 'dropped', percent),
+  ('AUC', 'auc', quality),
+]
+_NAIVE: list[Column] = [
+  ('accuracy', 'accuracy', percent),
+  ('accuracy lost', 'accuracy lost', '{:.2%}'.format),
+  ('AUC', 'auc', quality),
+  ('log loss', 'log_loss', quality),
+]
+_THRESHOLDS: list[Column] = [
+  ('threshold', 'threshold', '{:.3g}'.format),
+  ('drop rate', 'drop_rate', percent),
+  ('AUC', 'auc', quality),
+  ('log loss', 'log_loss', quality),
+]
 _ONE_PROGRAM = ('pinned', 'plain', 'cached', 'fae_pinned', 'hotline')
 """Systems whose step is the same program, but for the rows of its block."""
 _FROZEN = {
@@ -114,15 +186,8 @@ def sections(models: Sequence[Model]) -> list[Section]:
 
 def overview(model: Model) -> list[dict[str, str]]:
   """Returns the rows of a table for the terminal."""
-  columns: list[Column] = [
-    ('seconds', 'seconds', '{:,.2f}'.format),
-    ('over ours', 'speed, default policy', times),
-    ('bytes over ours', 'bytes, default policy', times),
-    ('dropped', 'dropped', percent),
-    ('AUC', 'auc', quality),
-  ]
   return [
-    {'system': group.name} | _cells(group, columns, ())
+    {'system': group.name} | _cells(group.figures, _OVERVIEW, ())
     for group in model.groups.values()
     if group.runs
   ]
@@ -140,11 +205,7 @@ def _of_model(model: Model) -> list[Any]:
     _setting(model),
     pictures.speed(model),
     pictures.learning(model),
-    _time(model),
-    _quality(model),
-    _traffic(model),
-    _skipped(model),
-    _memory(model),
+    *_by_system(model),
     pictures.phases(model),
     _phases(model),
     pictures.skew(model),
@@ -156,39 +217,84 @@ def _of_model(model: Model) -> list[Any]:
   return [block for block in blocks if block is not None]
 
 
-def _sure(estimate: Estimate | None, form: Form) -> str:
-  """Writes a mean with its interval, if it is known."""
-  interval = estimates.interval(estimate, form)
-  text = middle(estimate, form)
-  return text if interval == NONE else f'{text} ({interval})'
-
-
 def _cells(
-  group: Group, columns: Iterable[Column], sure: Sequence[Form] = _SURE
+  figures: Mapping[str, Estimate | None],
+  columns: Iterable[Column],
+  with_interval: Sequence[Any] = _SURE,
 ) -> dict[str, str]:
-  """Writes figures of a group, with intervals where a form wants them."""
+  """Writes figures, with intervals where the form or the figure wants them."""
   cells = {}
   for title, figure, form in columns:
-    estimate = (
-      group.figures.get(figure) if isinstance(figure, str) else figure(group)
-    )
-    cells[title] = (_sure if form in sure else middle)(estimate, form)
+    wanted = form in with_interval or figure in with_interval
+    cells[title] = (sure if wanted else middle)(figures.get(figure), form)
   return cells
 
 
-def _by_system(
-  title: str, groups: Iterable[Group], columns: Iterable[Column], about: str
+def _by_system(model: Model) -> list[Table]:
+  """Returns the tables with a row per system."""
+  published, goal = model.published, model.goal
+  time = 'Training only. Times as fast: Slipstream against the system.'
+  if goal is not None:
+    time += (
+      ' The last column is of one seed, and its AUC the lowest of the best of '
+      'all systems.'
+    )
+  quality = (
+    'On held-out examples. The interval of one test set is that of a single '
+    'run, after Hanley and McNeil. The others are those of the mean over seeds.'
+  )
+  traffic = 'Bytes per example seen, exact counts.'
+  if published:
+    auc = f'{published["auc"]:.3f}' if published['auc'] else 'not given'
+    quality += (
+      f" The papers' full run on the real {published['data']}: AUC {auc}, log "
+      f'loss {published["log_loss"]:.3f}, accuracy {published["accuracy"]:.4f}.'
+    )
+    least = 8 * published['tables'] * published['dim']
+    traffic += (
+      f" FAE's paper has GB in {paper.EPOCHS_OF_BYTES} epochs of "
+      f'{published["examples"]:,} examples. An example has {least:,} bytes of '
+      'embeddings and gradients, so compare only ratios.'
+    )
+  skipped = (
+    'Shares of the examples seen, warm-up and windows included. The paper '
+    f'dropped {paper.DROPPED:.0%} of all on Criteo Kaggle. Choosing: scores, '
+    'threshold and choice. Windows: snapshots, and comparing rows.'
+  )
+  memory = (
+    'Bytes kept where, the share of lookups of hot rows, and the rate of a '
+    "run's matrix products over that of a plain one of 1024 x 1024, measured "
+    'once beforehand. It may be above 100 %.'
+  )
+  groups = [*model.groups.values()]
+  skipping = [group for group in groups if group.key[1] != 'off']
+  return [
+    _systems('Time', groups, _TIME, time, goal),
+    _systems('Quality', groups, _QUALITY, quality),
+    _systems('Bytes moved', groups, _TRAFFIC, traffic),
+    _systems(
+      'What is skipped, and what that costs', skipping, _SKIPPED, skipped
+    ),
+    _systems('Memory and matrix products', groups, _MEMORY, memory),
+  ]
+
+
+def _systems(
+  title: str,
+  groups: Sequence[Group],
+  columns: Sequence[Column],
+  about: str,
+  goal: float | None = None,
 ) -> Table:
   """Makes a table with a row per system, without columns that say nothing."""
-  groups = list(groups)
-  rows = [_cells(group, columns) for group in groups]
+  rows = [_cells(group.figures, columns) for group in groups]
   dull = (NONE, '0', '0 B')
   known = [x for x, *_ in columns if any(row[x] not in dull for row in rows)]
   return Table(
     title,
     [
       {'system': group.name}
-      | {x: row[x] if group.runs else 'failed' for x in known}
+      | {x.format(goal=goal): row[x] if group.runs else 'failed' for x in known}
       for group, row in zip(groups, rows, strict=True)
       if known
     ],
@@ -303,7 +409,7 @@ def _against(models: Sequence[Model]) -> Table:
       ('AUC, ours less its', f'AUC, {policy}', change),
     ]
     row = {'model': model.short, 'Slipstream': policy, 'against': group.name}
-    row |= _cells(group, columns)
+    row |= _cells(group.figures, columns)
     if not ours.runs or not group.runs:
       row['times as fast'] = 'failed'
     rows.append(row)
@@ -408,147 +514,6 @@ def _skew(model: Model) -> list[tuple[str, str, str]]:
   ]
 
 
-def _time(model: Model) -> Table:
-  """Compares the seconds of the systems."""
-  columns: list[Column] = [
-    ('seeds', lambda group: Estimate(len(group.runs)), '{:.0f}'.format),
-    ('seconds', 'seconds', '{:,.2f}'.format),
-    ('examples/s', 'examples/s', '{:,.0f}'.format),
-  ]
-  for policy in CONTENDERS.values():
-    columns += [
-      (f'{policy}: times as fast', f'speed, {policy}', times),
-      (f'{policy}: without overhead', f'ideal, {policy}', times),
-    ]
-  columns.append(("paper's claim", 'claim', '{:.4g}'.format))
-  about = 'Training only. Times as fast: Slipstream against the system.'
-  if curves := curves_of(model):
-    goal = min(max(auc for _, auc in curve) for curve in curves.values())
-    columns.append(
-      (
-        f'seconds to AUC {goal:.4f}',
-        lambda group: _seconds_to(goal, curves.get(group.key)),
-        '{:.2f}'.format,
-      )
-    )
-    about += (
-      ' The last column is of one seed, and its AUC the lowest of the best of '
-      'all systems.'
-    )
-  return _by_system('Time', model.groups.values(), columns, about)
-
-
-def _seconds_to(
-  goal: float, curve: list[tuple[float, float]] | None
-) -> Estimate | None:
-  """Interpolates when a curve first has an AUC that it reaches."""
-  if curve is None:
-    return None
-  seconds, aucs = (np.array(x) for x in zip(*curve, strict=True))
-  first = int(np.argmax(aucs >= goal))
-  pair = slice(max(first - 1, 0), first + 1)
-  return Estimate(float(np.interp(goal, aucs[pair], seconds[pair])))
-
-
-def _quality(model: Model) -> Table:
-  """Compares AUC, log loss and accuracy on the test set."""
-  about = (
-    'On held-out examples. The interval of one test set is that of a single '
-    'run, after Hanley and McNeil. The others are those of the mean over seeds.'
-  )
-  if published := model.published:
-    auc = f'{published["auc"]:.3f}' if published['auc'] else 'not given'
-    about += (
-      f" The papers' full run on the real {published['data']}: AUC {auc}, log "
-      f'loss {published["log_loss"]:.3f}, accuracy {published["accuracy"]:.4f}.'
-    )
-  columns: list[Column] = [
-    ('AUC', 'auc', quality),
-    ('AUC, one test set', 'AUC, one test set', quality),
-    ("AUC less streamed's", 'AUC, streamed', change),
-    ('log loss', 'log_loss', quality),
-    ('accuracy', 'accuracy', quality),
-  ]
-  return _by_system('Quality', model.groups.values(), columns, about)
-
-
-def _amount(value: float) -> str:
-  return f'{value:,.0f}' if value >= 99.5 else f'{value:.3g}'
-
-
-def _traffic(model: Model) -> Table:
-  """Compares bytes per example with one another and with the papers'."""
-  columns: list[Column] = [
-    ('to the device', 'loaded', _amount),
-    ('to the host', 'stored', _amount),
-    ('dense parameters', 'dense', _amount),
-    ('in all', 'moved in all', _amount),
-    ("tables, times the default policy's", 'bytes, default policy', times),
-    ('with dense', 'all bytes, default policy', times),
-    ("tables, times FAE's", 'bytes, FAE', times),
-  ]
-  about = 'Bytes per example seen, exact counts.'
-  if published := model.published:
-    whole, least = published['gigabytes'], 8 * published['tables']
-    passed = published['examples'] * paper.EPOCHS_OF_BYTES
-
-    def gigabytes(factor: float) -> Callable[[Group], Estimate | None]:
-      return lambda group: (
-        Estimate(whole[group.key[0]] * factor)
-        if group.key[0] in whole and group.key[1] == 'off'
-        else None
-      )
-
-    columns += [
-      ('paper, GB', gigabytes(1), '{:g}'.format),
-      ('paper, per example', gigabytes(1e9 / passed), _amount),
-      ("paper, times FAE's", gigabytes(1 / whole['fae']), times),
-    ]
-    about += (
-      f" FAE's paper has GB in {paper.EPOCHS_OF_BYTES} epochs of "
-      f'{published["examples"]:,} examples. An example has '
-      f'{least * published["dim"]:,} bytes of embeddings and gradients, so '
-      'compare only ratios.'
-    )
-  return _by_system('Bytes moved', model.groups.values(), columns, about)
-
-
-def _skipped(model: Model) -> Table:
-  """Lists what was dropped, and the time that choosing took."""
-  return _by_system(
-    'What is skipped, and what that costs',
-    [group for key, group in model.groups.items() if key[1] != 'off'],
-    [
-      ('dropped, of all', 'dropped', percent),
-      ('dropped, of hot', 'dropped of hot', percent),
-      ('hot examples', 'examples_hot_share', percent),
-      ('choosing, of the time', 'choosing', percent),
-      ('windows, of the time', 'windows', percent),
-      ('both', 'overhead', percent),
-    ],
-    'Shares of the examples seen, warm-up and windows included. The paper '
-    f'dropped {paper.DROPPED:.0%} of all on Criteo Kaggle. Choosing: scores, '
-    'threshold and choice. Windows: snapshots, and comparing rows.',
-  )
-
-
-def _memory(model: Model) -> Table:
-  """Lists where each system keeps rows, and its rate of matrix products."""
-  return _by_system(
-    'Memory and matrix products',
-    model.groups.values(),
-    [
-      ('device', 'device_bytes', size),
-      ('host', 'host_bytes', size),
-      ('hot lookups', 'lookups_hot_share', percent),
-      ("of a plain product's rate", 'matrix_share', percent),
-    ],
-    'Bytes kept where, the share of lookups of hot rows, and the rate of a '
-    "run's matrix products over that of a plain one of 1024 x 1024, measured "
-    'once beforehand. It may be above 100 %.',
-  )
-
-
 def _phases(model: Model) -> Table:
   """Compares the milliseconds of each phase."""
   spent = phases_of(model)
@@ -585,15 +550,10 @@ def _naive(model: Model) -> Table:
       for row in mine
       if 'accuracy' in row and base.get(row['seed']) and variant != 'none'
     ]
-    lines.append(
-      {
-        'after the warm-up': title,
-        'accuracy': middle(mean(mine, 'accuracy'), percent),
-        'accuracy lost': _sure(estimates.mean(lost), '{:.2%}'.format),
-        'AUC': middle(mean(mine, 'auc'), quality),
-        'log loss': middle(mean(mine, 'log_loss'), quality),
-      }
-    )
+    figures = {column: mean(mine, column) for _, column, _ in _NAIVE}
+    figures['accuracy lost'] = estimates.mean(lost)
+    cells = _cells(figures, _NAIVE, ['accuracy lost'])
+    lines.append({'after the warm-up': title} | cells)
   low, high = paper.NAIVE_LOSS
   about = f'In the paper either costs {low:.0%} to {high:.0%} of accuracy.'
   return Table('Naive skipping', lines if rows else [], about)
@@ -601,21 +561,16 @@ def _naive(model: Model) -> Table:
 
 def _thresholds(model: Model) -> Table:
   """Lists threshold, drop rate and quality by drop target."""
-  by_target: dict[float, list[Row]] = {}
-  for row in model.rows['threshold']:
-    by_target.setdefault(row['drop_target'], []).append(row)
+  rows = model.rows['threshold']
+  lines = []
+  for target in sorted({row['drop_target'] for row in rows}):
+    mine = [row for row in rows if row['drop_target'] == target]
+    figures = {column: mean(mine, column) for _, column, _ in _THRESHOLDS}
+    cells = _cells(figures, _THRESHOLDS, ['auc'])
+    lines.append({'drop target': f'{target:.0%}'} | cells)
   return Table(
     'Threshold, drop rate and quality',
-    [
-      {
-        'drop target': f'{target:.0%}',
-        'threshold': middle(mean(rows, 'threshold'), '{:.3g}'.format),
-        'drop rate': middle(mean(rows, 'drop_rate'), percent),
-        'AUC': _sure(mean(rows, 'auc'), quality),
-        'log loss': middle(mean(rows, 'log_loss'), quality),
-      }
-      for target, rows in sorted(by_target.items())
-    ],
+    lines,
     'Drop rate: of the hot examples that came while skipping.',
   )
 
