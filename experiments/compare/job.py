@@ -50,7 +50,7 @@ ANCHORS = (
   *('random', 'random_small', 'negatives', 'local_case_control'),
   *('infobatch_once', 'surprise', 'stale', OURS),
 )
-"""What is compared by default: the control, published policies, and ours."""
+"""Policies of the default comparison: control, published ones, and ours."""
 POINTS = 10
 """Points of a learning curve, including its end."""
 Tell = Callable[..., object]
@@ -58,7 +58,7 @@ Tell = Callable[..., object]
 
 
 class Case(NamedTuple):
-  """What all runs of a seed share."""
+  """The data and programs of all runs of a seed."""
 
   config: ml_collections.ConfigDict
   data: Dataset

@@ -49,7 +49,7 @@ _FORMS: dict[str, Form] = {
   **dict.fromkeys(('loaded', 'stored'), report.size),
   **{'examples trained': '{:,.0f}'.format, 'calibration': '{:.3f}'.format},
 }
-"""How a figure is written. Others are ratios."""
+"""Functions that write figures. Figures without one are ratios."""
 _SURE = {'AUC lost', 'log loss added', "over random's", "AUC less random's"}
 _SURE |= {'saved', 'saved over dropped', 'times as fast'}  # with intervals
 _NOTES = [

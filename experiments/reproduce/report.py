@@ -4,7 +4,7 @@ Every number comes from the folder's files, or from `paper.py`, and then the
 page says so.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import itertools
 from typing import Any
 
@@ -45,6 +45,7 @@ Column = tuple[str, str, Form]
 """Title, name of a figure, and how it is written."""
 _SURE = (times, change, quality)
 """Forms of figures that are written with their interval."""
+_COMPARED = (('times as fast', 'speed'), ('without overhead', 'ideal'))
 _SAME = 0.995  # a ratio of bytes that is written as 1.00
 
 
@@ -52,53 +53,75 @@ def _amount(value: float) -> str:
   return f'{value:,.0f}' if value >= 99.5 else f'{value:.3g}'
 
 
-_TIME: list[Column] = [
-  ('seeds', 'seeds', '{:.0f}'.format),
-  ('seconds', 'seconds', '{:,.2f}'.format),
-  ('examples/s', 'examples/s', '{:,.0f}'.format),
-  *(
-    (f'{policy}: {title}', f'{figure}, {policy}', times)
-    for policy in CONTENDERS.values()
-    for title, figure in (
-      *(('times as fast', 'speed'), ('without overhead', 'ideal')),
-    )
+_BY_SYSTEM: dict[str, tuple[list[Column], str]] = {
+  'Time': (
+    [
+      ('seeds', 'seeds', '{:.0f}'.format),
+      ('seconds', 'seconds', '{:,.2f}'.format),
+      ('examples/s', 'examples/s', '{:,.0f}'.format),
+      *(
+        (f'{policy}: {title}', f'{figure}, {policy}', times)
+        for policy in CONTENDERS.values()
+        for title, figure in _COMPARED
+      ),
+      ("paper's claim", 'claim', '{:.4g}'.format),
+      ('seconds to AUC {goal:.4f}', 'seconds to goal', '{:.2f}'.format),
+    ],
+    'Training only. Times as fast: Slipstream against the system.',
   ),
-  ("paper's claim", 'claim', '{:.4g}'.format),
-  ('seconds to AUC {goal:.4f}', 'seconds to goal', '{:.2f}'.format),
-]
-_QUALITY: list[Column] = [
-  ('AUC', 'auc', quality),
-  ('AUC, one test set', 'AUC, one test set', quality),
-  ("AUC less streamed's", 'AUC, streamed', change),
-  ('log loss', 'log_loss', quality),
-  ('accuracy', 'accuracy', quality),
-]
-_TRAFFIC: list[Column] = [
-  ('to the device', 'loaded', _amount),
-  ('to the host', 'stored', _amount),
-  ('dense parameters', 'dense', _amount),
-  ('in all', 'moved in all', _amount),
-  ("tables, times the default policy's", 'bytes, default policy', times),
-  ('with dense', 'all bytes, default policy', times),
-  ("tables, times FAE's", 'bytes, FAE', times),
-  ('paper, GB', 'paper, GB', '{:g}'.format),
-  ('paper, per example', 'paper, per example', _amount),
-  ("paper, times FAE's", "paper, times FAE's", times),
-]
-_SKIPPED: list[Column] = [
-  ('dropped, of all', 'dropped', percent),
-  ('dropped, of hot', 'dropped of hot', percent),
-  ('hot examples', 'examples_hot_share', percent),
-  ('choosing, of the time', 'choosing', percent),
-  ('windows, of the time', 'windows', percent),
-  ('both', 'overhead', percent),
-]
-_MEMORY: list[Column] = [
-  ('device', 'device_bytes', size),
-  ('host', 'host_bytes', size),
-  ('hot lookups', 'lookups_hot_share', percent),
-  ("of a plain product's rate", 'matrix_share', percent),
-]
+  'Quality': (
+    [
+      ('AUC', 'auc', quality),
+      ('AUC, one test set', 'AUC, one test set', quality),
+      ("AUC less streamed's", 'AUC, streamed', change),
+      ('log loss', 'log_loss', quality),
+      ('accuracy', 'accuracy', quality),
+    ],
+    'On held-out examples. The interval of one test set is that of a single '
+    'run, after Hanley and McNeil. The others are those of the mean over '
+    'seeds.',
+  ),
+  'Bytes moved': (
+    [
+      ('to the device', 'loaded', _amount),
+      ('to the host', 'stored', _amount),
+      ('dense parameters', 'dense', _amount),
+      ('in all', 'moved in all', _amount),
+      ("tables, times the default policy's", 'bytes, default policy', times),
+      ('with dense', 'all bytes, default policy', times),
+      ("tables, times FAE's", 'bytes, FAE', times),
+      ('paper, GB', 'paper, GB', '{:g}'.format),
+      ('paper, per example', 'paper, per example', _amount),
+      ("paper, times FAE's", "paper, times FAE's", times),
+    ],
+    'Bytes per example seen, exact counts.',
+  ),
+  'What is skipped, and what that costs': (
+    [
+      ('dropped, of all', 'dropped', percent),
+      ('dropped, of hot', 'dropped of hot', percent),
+      ('hot examples', 'examples_hot_share', percent),
+      ('choosing, of the time', 'choosing', percent),
+      ('windows, of the time', 'windows', percent),
+      ('both', 'overhead', percent),
+    ],
+    'Shares of the examples seen, warm-up and windows included. The paper '
+    f'dropped {paper.DROPPED:.0%} of all on Criteo Kaggle. Choosing: scores, '
+    'threshold and choice. Windows: snapshots, and comparing rows.',
+  ),
+  'Memory and matrix products': (
+    [
+      ('device', 'device_bytes', size),
+      ('host', 'host_bytes', size),
+      ('hot lookups', 'lookups_hot_share', percent),
+      ("of a plain product's rate", 'matrix_share', percent),
+    ],
+    'Bytes kept where, the share of lookups of hot rows, and the rate of a '
+    "run's matrix products over that of a plain one of 1024 x 1024, measured "
+    'once beforehand. It may be above 100 %.',
+  ),
+}
+"""Columns of the tables with a row per system, and what is said of them."""
 _OVERVIEW: list[Column] = [
   ('seconds', 'seconds', '{:,.2f}'.format),
   ('over ours', 'speed, default policy', times),
@@ -230,77 +253,54 @@ def _cells(
   return cells
 
 
-def _by_system(model: Model) -> list[Table]:
-  """Returns the tables with a row per system."""
-  published, goal = model.published, model.goal
-  time = 'Training only. Times as fast: Slipstream against the system.'
-  if goal is not None:
-    time += (
+def _by_system(model: Model) -> Iterator[Table]:
+  """Yields the tables with a row per system."""
+  more = _of_papers(model)
+  if model.goal is not None:
+    more['Time'] = (
       ' The last column is of one seed, and its AUC the lowest of the best of '
       'all systems.'
     )
-  quality = (
-    'On held-out examples. The interval of one test set is that of a single '
-    'run, after Hanley and McNeil. The others are those of the mean over seeds.'
-  )
-  traffic = 'Bytes per example seen, exact counts.'
-  if published:
-    auc = f'{published["auc"]:.3f}' if published['auc'] else 'not given'
-    quality += (
+  for title, (columns, about) in _BY_SYSTEM.items():
+    groups = [
+      group
+      for key, group in model.groups.items()
+      if key[1] != 'off' or 'skipped' not in title
+    ]
+    rows = [_cells(group.figures, columns) for group in groups]
+    dull = (NONE, '0', '0 B')
+    known = [x for x, *_ in columns if any(row[x] not in dull for row in rows)]
+    lines = [
+      {'system': group.name}
+      | {
+        x.format(goal=model.goal): row[x] if group.runs else 'failed'
+        for x in known
+      }
+      for group, row in zip(groups, rows, strict=True)
+      if known
+    ]
+    ours = [n for n, group in enumerate(groups) if group.key in CONTENDERS]
+    yield Table(title, lines, about + more.get(title, ''), strong=ours)
+
+
+def _of_papers(model: Model) -> dict[str, str]:
+  """Returns what the papers say of a model, by the title of a table."""
+  published = model.published
+  if not published:
+    return {}
+  auc = f'{published["auc"]:.3f}' if published['auc'] else 'not given'
+  least = 8 * published['tables'] * published['dim']
+  return {
+    'Quality': (
       f" The papers' full run on the real {published['data']}: AUC {auc}, log "
       f'loss {published["log_loss"]:.3f}, accuracy {published["accuracy"]:.4f}.'
-    )
-    least = 8 * published['tables'] * published['dim']
-    traffic += (
+    ),
+    'Bytes moved': (
       f" FAE's paper has GB in {paper.EPOCHS_OF_BYTES} epochs of "
       f'{published["examples"]:,} examples. An example has {least:,} bytes of '
       'embeddings and gradients, so compare only ratios.'
-    )
-  skipped = (
-    'Shares of the examples seen, warm-up and windows included. The paper '
-    f'dropped {paper.DROPPED:.0%} of all on Criteo Kaggle. Choosing: scores, '
-    'threshold and choice. Windows: snapshots, and comparing rows.'
-  )
-  memory = (
-    'Bytes kept where, the share of lookups of hot rows, and the rate of a '
-    "run's matrix products over that of a plain one of 1024 x 1024, measured "
-    'once beforehand. It may be above 100 %.'
-  )
-  groups = [*model.groups.values()]
-  skipping = [group for group in groups if group.key[1] != 'off']
-  return [
-    _systems('Time', groups, _TIME, time, goal),
-    _systems('Quality', groups, _QUALITY, quality),
-    _systems('Bytes moved', groups, _TRAFFIC, traffic),
-    _systems(
-      'What is skipped, and what that costs', skipping, _SKIPPED, skipped
     ),
-    _systems('Memory and matrix products', groups, _MEMORY, memory),
-  ]
-
-
-def _systems(
-  title: str,
-  groups: Sequence[Group],
-  columns: Sequence[Column],
-  about: str,
-  goal: float | None = None,
-) -> Table:
-  """Makes a table with a row per system, without columns that say nothing."""
-  rows = [_cells(group.figures, columns) for group in groups]
-  dull = (NONE, '0', '0 B')
-  known = [x for x, *_ in columns if any(row[x] not in dull for row in rows)]
-  return Table(
-    title,
-    [
-      {'system': group.name}
-      | {x.format(goal=goal): row[x] if group.runs else 'failed' for x in known}
-      for group, row in zip(groups, rows, strict=True)
-      if known
-    ],
-    about,
-    strong=[n for n, group in enumerate(groups) if group.key in CONTENDERS],
-  )
+  }
 
 
 def _summary(models: Sequence[Model]) -> list[Any]:

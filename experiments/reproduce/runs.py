@@ -38,9 +38,9 @@ from slipstream_jax.types import HotRows
 Tell = Callable[[int], object]
 """Called with the batches of the source that a run has read so far."""
 POINTS = 200
-"""Of an access curve, at ranks evenly spread on a log axis."""
+"""Points of an access curve, at ranks evenly spread on a log axis."""
 ROWS = 10
-"""Hot rows that are followed, drawn by their lookups."""
+"""Number of hot rows that are followed, drawn by their lookups."""
 _LOOKS = 25  # at each of those rows
 _FROZEN = 1e30  # a threshold that no row exceeds
 
@@ -53,9 +53,9 @@ class Outcome(NamedTuple):
   quality: Row
   """AUC, log loss and accuracy on the test set, with its counts."""
   points: list[Row]
-  """Of the learning curve, the end included."""
+  """Points of the learning curve, the end included."""
   decision: dict[str, Any]
-  """The last one of the schedule; empty without any."""
+  """The last decision of the schedule; empty without any."""
   choose_seconds: float
 
 
