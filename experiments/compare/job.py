@@ -113,17 +113,12 @@ def configured(
 ) -> ml_collections.ConfigDict:
   """Returns a copy of the config that drops what the cell says."""
   changed = config.copy_and_resolve_references()
-  skip = changed.skip
-  if cell.policy == PLAIN:
-    skip.mode = 'off'
-    return changed
-  skip.mode = 'examples'
-  skip.policy = cell.policy.removesuffix(SMALL)
-  skip.drop = cell.target
-  if cell.policy.endswith(SMALL):
-    skip.refill = False
-  elif cell.policy == CONTROL:  # the same control, whatever the default is
-    skip.refill = True
+  skip, small = changed.skip, cell.policy.endswith(SMALL)
+  skip.mode = 'off' if cell.policy == PLAIN else 'examples'
+  if cell.policy != PLAIN:
+    skip.policy, skip.drop = cell.policy.removesuffix(SMALL), cell.target
+  if small or cell.policy == CONTROL:  # one control, whatever the default is
+    skip.refill = not small
   return changed
 
 
@@ -137,13 +132,7 @@ def compare(
 ) -> None:
   """Runs every cell for every seed, unless it is finished, and writes the page.
 
-  Args:
-    config: the settings that all runs share.
-    function: name of a user's function that makes data, and maybe a model.
-    longer: batches that runs which drop read, over those of a plain run.
-    cells: what is run for each seed.
-    seeds: how many seeds, from `config.seed` on.
-    workdir: the folder. None means a new one under runs/.
+  The arguments are those of the program, and `function` is its --own.
 
   Raises:
     UserError: bad settings, data or folder.

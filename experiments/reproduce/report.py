@@ -29,7 +29,6 @@ from experiments.reproduce.groups import (
   ALL,
   BASELINES,
   CONTENDERS,
-  Group,
   Key,
   mean,
   Model,
@@ -326,26 +325,23 @@ def _summary(models: Sequence[Model]) -> list[Any]:
 def _sentences(models: Sequence[Model], contender: Key) -> list[str]:
   """Says where Slipstream wins and loses against baselines and pinned rows."""
   policy = CONTENDERS[contender]
-  others = [
-    (f'{model.short} against {model.groups[key].name}', model.groups[key])
+  others = {
+    f'{model.short} against {model.groups[key].name}': model.groups[key].figures
     for model in models
     for key in (*BASELINES, ALL)
     if key in model.groups
-  ]
+  }
 
-  def known(figure: str) -> list[tuple[str, Group, Estimate]]:
-    return [
-      (title, group, estimate)
-      for title, group in others
-      if (estimate := group.figures.get(f'{figure}, {policy}'))
-    ]
+  def known(figure: str) -> dict[str, Estimate]:
+    pairs = ((title, figures.get(figure)) for title, figures in others.items())
+    return {title: x for title, x in pairs if x is not None}
 
-  def listed(some: list[tuple[str, Group, Estimate]]) -> str:
-    words = ', '.join(f'{title}: {times(x.mean)}' for title, _, x in some)
+  def listed(some: Mapping[str, Estimate]) -> str:
+    words = ', '.join(f'{title}: {times(x.mean)}' for title, x in some.items())
     return f' ({words})' if words else ''
 
-  def span(some: list[tuple[str, Group, Estimate]], form: Form) -> str:
-    values = sorted(x.mean for *_, x in some)
+  def span(some: Mapping[str, Estimate], form: Form) -> str:
+    values = sorted(x.mean for x in some.values())
     return ' to '.join(dict.fromkeys((form(values[0]), form(values[-1]))))
 
   sentences = [
@@ -353,42 +349,37 @@ def _sentences(models: Sequence[Model], contender: Key) -> list[str]:
     for model in models
     if contender in model.groups and not model.groups[contender].runs
   ]
-  if speeds := known('speed'):
-    faster = [x for x in speeds if (x[2].low or x[2].mean) > 1]
-    slower = [x for x in speeds if (x[2].high or x[2].mean) < 1]
+  if speeds := known(f'speed, {policy}'):
+    faster = [x for x in speeds.values() if (x.low or x.mean) > 1]
+    slower = {y: x for y, x in speeds.items() if (x.high or x.mean) < 1}
     sentences.append(
       f'Faster in {len(faster)} of {len(speeds)} comparisons with the '
       f"paper's baselines and with pinned rows, SLOWER in {len(slower)}"
       f'{listed(slower)}. The others cannot be told apart.'
       + ' Ratios of one seed have no interval.'
-      * any(x[2].low is None for x in speeds)
+      * any(x.low is None for x in speeds.values())
     )
-  claimed = [(x, group, y) for _, group, x in speeds if (y := _claim(group))]
-  if claimed:
-    missed = [(group, claim) for x, group, claim in claimed if x.mean < claim]
-    ideals = [(group.figures[f'ideal, {policy}'], y) for group, y in missed]
-    below = [x for x, claim in ideals if x and x.mean < claim]
+  claims, ideals = known('claim'), known(f'ideal, {policy}')
+  if claimed := claims.keys() & speeds.keys():
+    missed = [x for x in claimed if speeds[x].mean < claims[x].mean]
+    below = [
+      x for x in missed if x in ideals and ideals[x].mean < claims[x].mean
+    ]
     sentences.append(
       "The mean reaches the paper's speed-up in "
       f'{len(claimed) - len(missed)} of {len(claimed)} comparisons. In '
       f'{len(below)} of the others, the estimate without overhead does not '
       'reach it either.'
     )
-  if moved := known('bytes'):
-    more = [x for x in moved if x[2].mean < _SAME]
+  if moved := known(f'bytes, {policy}'):
+    more = {y: x for y, x in moved.items() if x.mean < _SAME}
     sentences.append(
       f'The others move {span(moved, times)} times its bytes of tables. It '
       f'moves MORE in {len(more)} comparisons{listed(more)}.'
     )
-  if leads := known('AUC'):
+  if leads := known(f'AUC, {policy}'):
     sentences.append(f'Its AUC less that of the others: {span(leads, change)}.')
   return sentences
-
-
-def _claim(group: Group) -> float:
-  """Returns the paper's speed-up over a baseline; 0 without any."""
-  claim = group.figures.get('claim')
-  return claim.mean if claim else 0.0
 
 
 def _against(models: Sequence[Model]) -> Table:
