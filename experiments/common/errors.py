@@ -178,11 +178,7 @@ def _check_complete(config: ml_collections.ConfigDict) -> None:
   whole = common.start('', ('',))
   common.files(whole, 'criteo', 1)
   common.model(whole, 'dlrm', 1)
-  common.optimizers(whole, (), (), 1.0)
-  common.hot_rows(whole, 1, 1)
-  common.skipping(whole, 'surprise')
-  common.phases(whole, 1, 1, 1, 1)
-  common.training(whole)
+  common.on_large_logs(whole)
   keys = {key for key, _ in keys_of(config)}
   own = bool(config.get('data', {}).get('source'))
   for key, _ in keys_of(whole):
