@@ -35,7 +35,7 @@ from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES
 from slipstream_jax.tables import Table, TableSet, Uniform
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.trainer_parts import (
   make_parts,
   scheduled,
@@ -205,13 +205,16 @@ def store_folder(config: ml_collections.ConfigDict) -> str:
   return folder
 
 
-def checkpoint_bytes(trainer: TrainerParts) -> int:
+def table_bytes(recipe: Recipe) -> int:
+  """Returns the bytes of all rows with their row state."""
+  groups = zip(recipe.tables.groups, compiled_of(recipe).row_bytes, strict=True)
+  return sum(group.num_rows * size for group, size in groups)
+
+
+def checkpoint_bytes(recipe: Recipe, state: TrainState) -> int:
   """Returns the bytes of a checkpoint of all rows and of the dense state."""
-  groups = zip(
-    trainer.engine.row_bytes, trainer.recipe.tables.groups, strict=True
-  )
-  rows = sum(size * group.num_rows for size, group in groups)
-  return rows + sum(leaf.nbytes for leaf in jax.tree.leaves(trainer.state))
+  dense = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+  return table_bytes(recipe) + dense
 
 
 def placements(

@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import os
 import pathlib
+import platform
 import sys
 import tempfile
 import time
@@ -20,7 +21,6 @@ from experiments.common import build, datasets, errors, record, report, workdir
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.data.source import Dataset
-from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import verify
 from slipstream_jax.store.scratch import file_bytes
@@ -121,15 +121,9 @@ def findings(
 
 
 def _versions() -> Finding:
-  python, releases = sys.version_info[:2], {}
-  for name in _PACKAGES:
-    try:
-      releases[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      return Finding('versions', 'bad', f'{name} is not installed')
-  release = tuple(int(part) for part in jax.__version_info__[:2])
-  words = ', '.join(f'{name} {version}' for name, version in releases.items())
-  words = f'Python {python[0]}.{python[1]}, {words}'
+  python, release = sys.version_info[:2], jax.__version_info__[:2]
+  names = [f'{name} {importlib.metadata.version(name)}' for name in _PACKAGES]
+  words = f'Python {platform.python_version()}, {", ".join(names)}'
   if _PYTHONS[0] <= python <= _PYTHONS[1] and _JAXES[0] <= release <= _JAXES[1]:
     return Finding('versions', 'good', words)
   words += ': tested are Python 3.11 to 3.13 and JAX 0.10 to 0.12'
@@ -228,15 +222,9 @@ def fits(
   return Finding(name, 'bad' if wanted > available else 'doubtful', words)
 
 
-def _table_bytes(recipe: Recipe) -> int:
-  groups = zip(recipe.tables.groups, compiled_of(recipe).row_bytes, strict=True)
-  return sum(group.num_rows * size for group, size in groups)
-
-
 def _host_memory(config: ml_collections.ConfigDict, recipe: Recipe) -> Finding:
   store = config.store
-  wanted = _table_bytes(recipe)
-  of = 'tables with their row state take'
+  wanted, of = build.table_bytes(recipe), 'tables with their row state take'
   if store.kind == 'tiered':
     wanted = min(wanted, int(store.dram_bytes))
     of = 'rows kept in memory take'
@@ -264,9 +252,8 @@ def _checkpoint_room(
   where: pathlib.Path,
 ) -> Finding:
   state = compiled_of(recipe).init_state(data.dense_features, config.seed)
-  dense = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
   copies = 2 if config.train.checkpoint_steps else 1
-  wanted = copies * (_table_bytes(recipe) + dense)
+  wanted = copies * build.checkpoint_bytes(recipe, state)
   free = workdir.free_bytes(where)
   of = f'{copies} checkpoints of all rows take'
   hint = 'name another disk with --workdir or config.checkpoint.path'
@@ -310,26 +297,20 @@ def _device_memory() -> Finding:
 def _saved_and_restored(trainer: TrainerParts, at: str) -> Finding:
   """Saves everything beside the run's checkpoints, and restores it."""
   began = time.perf_counter()
-  before = to_host(trainer.state.params)
-  kept = [np.array(leaf) for leaf in jax.tree.leaves(before)]
   with _place_beside(at) as folder:
     checkpoints = Checkpoints(folder)
     try:
-      step = checkpoints.save(trainer, {})
+      checkpoints.save(trainer, {})
       saved = time.perf_counter() - began
       place = open_place(folder)
       nbytes = sum(place.size(name) for name in place.names())
-      restored = checkpoints.restore(trainer).step
+      checkpoints.restore(trainer)  # compares all checksums
     finally:
       checkpoints.remove()
   seconds = time.perf_counter() - began - saved
-  after = jax.tree.leaves(to_host(trainer.state.params))
-  same = all(map(np.array_equal, kept, after)) and restored == step
   words = (
     f'{report.size(nbytes)} saved in {saved:.1f} s, restored in {seconds:.1f} s'
   )
-  if not same:
-    return Finding('checkpoint', 'bad', f'{words}, but with other values')
   return Finding('checkpoint', 'good', words)
 
 

@@ -332,7 +332,7 @@ def _warn_of_little_room(
   at = workdir.checkpoints_at(where, config)
   if '://' in at:
     return
-  nbytes = build.checkpoint_bytes(trainer)
+  nbytes = build.checkpoint_bytes(trainer.recipe, trainer.state)
   free = workdir.free_bytes(pathlib.Path(at))
   # The previous checkpoint is kept until the next one is whole.
   if free < nbytes * (2 if config.train.checkpoint_steps else 1):
