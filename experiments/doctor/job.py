@@ -17,12 +17,13 @@ import jax
 import ml_collections
 import numpy as np
 
-from experiments.common import build, datasets, errors, record, report, workdir
+from experiments.common import build, datasets, errors, record, report
+from experiments.common import workdir as workdirs
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed.columns import verify
+from slipstream_jax.packed import columns
 from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import predict_batch
@@ -48,18 +49,28 @@ class Finding(NamedTuple):
 
 def examine(
   config: ml_collections.ConfigDict | None,
-  where: pathlib.Path,
-  whole: bool = False,
+  run: pathlib.Path | None = None,
+  workdir: str = 'runs',
+  verify: bool = False,
 ) -> None:
-  """Prints the findings; see `findings`. The config may be that of a run.
+  """Prints the findings; see `findings`. The arguments are the program's.
 
   Raises:
-    UserError: something is bad.
+    UserError: something is bad, or there is neither a config nor a run.
   """
   screen, bad = report.console(), []
-  if config is None:
-    config = record.config_of(where)
-  for name, verdict, words in findings(config, where, whole):
+  if run is None and config is not None:
+    where = pathlib.Path(workdir)
+  elif run is not None and config is None:
+    where, config = run, record.config_of(run)
+  else:
+    raise UserError(
+      'either a config or the folder of a run must be given',
+      got='none of them' if run is None else 'both',
+      where='command line',
+      hint='add --config=configs/criteo.py, or give RUN alone',
+    )
+  for name, verdict, words in findings(config, where, verify):
     words = words.replace('[', r'\[')
     line = f'[{_COLOURS[verdict]}]{verdict:<8}[/] {name}: {words}'
     screen.print(line, highlight=False, soft_wrap=True)
@@ -102,7 +113,7 @@ def findings(
     yield memory
     if config.store.kind != 'memory':
       yield _store_room(config, recipe)
-    at = workdir.checkpoints_at(where, config)
+    at = workdirs.checkpoints_at(where, config)
     if '://' not in at:
       yield _checkpoint_room(config, recipe, data, pathlib.Path(at))
     if memory.verdict == 'bad':
@@ -151,7 +162,7 @@ def _device_bytes() -> int | None:
 
 def _disk(where: pathlib.Path) -> Finding:
   """Checks that a folder can be written, and how fast."""
-  existing = workdir.existing(where)
+  existing = workdirs.existing(where)
   try:
     with tempfile.TemporaryFile(dir=existing) as file:
       began = time.perf_counter()
@@ -162,7 +173,7 @@ def _disk(where: pathlib.Path) -> Finding:
   except OSError as error:
     return Finding('disk', 'bad', f'{existing}: {error.strerror}')
   rate = report.size(_WRITTEN_BYTES / max(seconds, 1e-9))
-  free = report.size(workdir.free_bytes(where))
+  free = report.size(workdirs.free_bytes(where))
   return Finding('disk', 'good', f'{existing} takes {rate}/s, {free} are left')
 
 
@@ -175,7 +186,7 @@ def _examples(
   path = config.data.path
   checked = ''
   if whole and path is not None and pathlib.Path(path).is_dir():
-    nbytes = sum(size for _, size in verify(path))
+    nbytes = sum(size for _, size in columns.verify(path))
     checked = f', {report.size(nbytes)} as they were written'
   examples = 'endless'
   if data.train_examples is not None:
@@ -240,7 +251,7 @@ def _store_room(config: ml_collections.ConfigDict, recipe: Recipe) -> Finding:
     return Finding('disk of rows', 'doubtful', words)
   groups = zip(recipe.tables.groups, compiled_of(recipe).row_bytes, strict=True)
   wanted = sum(file_bytes(group.num_rows, size) for group, size in groups)
-  free = workdir.free_bytes(pathlib.Path(build.store_folder(config)))
+  free = workdirs.free_bytes(pathlib.Path(build.store_folder(config)))
   of = 'the file of rows, once all are written, takes'
   return fits('disk of rows', wanted, free, of, 'name another disk for them')
 
@@ -254,7 +265,7 @@ def _checkpoint_room(
   state = compiled_of(recipe).init_state(data.dense_features, config.seed)
   copies = 2 if config.train.checkpoint_steps else 1
   wanted = copies * build.checkpoint_bytes(recipe, state)
-  free = workdir.free_bytes(where)
+  free = workdirs.free_bytes(where)
   of = f'{copies} checkpoints of all rows take'
   hint = 'name another disk with --workdir or config.checkpoint.path'
   return fits('disk of checkpoints', wanted, free, of, hint)
@@ -320,6 +331,6 @@ def _place_beside(at: str) -> Iterator[str]:
   if '://' in at:
     yield f'{at}-doctor-{uuid.uuid4().hex}'
     return
-  existing = workdir.existing(pathlib.Path(at))
+  existing = workdirs.existing(pathlib.Path(at))
   with tempfile.TemporaryDirectory(dir=existing, prefix='doctor-') as folder:
     yield f'{folder}/checkpoints'

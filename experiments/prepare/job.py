@@ -12,23 +12,19 @@ from experiments.common import report
 from experiments.common.datasets import raw_data
 from experiments.common.progress import Bar
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed.columns import (
-  is_finished,
-  open_packed,
-  PackedData,
-  verify,
-)
+from slipstream_jax.packed import columns
+from slipstream_jax.packed.columns import is_finished, open_packed, PackedData
 from slipstream_jax.packed.prepare import prepare
 
 
 def prepare_data(
-  config: ml_collections.ConfigDict, check: bool = False
+  config: ml_collections.ConfigDict, verify: bool = False
 ) -> None:
   """Prepares the data set of `config.data`.
 
   Args:
     config: the config.
-    check: whether to compare the finished folder with its checksums.
+    verify: whether to compare the finished folder with its checksums.
 
   Raises:
     UserError: bad settings, bad data or no room. The folder is then not
@@ -36,15 +32,15 @@ def prepare_data(
   """
   console, data = report.console(), config.data
   finished = data.path is not None and is_finished(data.path)
-  if not (finished and check):
+  if not (finished and verify):
     _check_key(data, 'raw', 'the raw data')
     _check_key(data, 'path', 'the folder to write')
     _prepare(console, data)
     if finished:
       text = _contents(open_packed(data.path))
       console.print(text, highlight=False, soft_wrap=True)
-  if check:
-    size = sum(nbytes for _, nbytes in verify(data.path))
+  if verify:
+    size = sum(nbytes for _, nbytes in columns.verify(data.path))
     console.print(
       f'{data.path}: {report.size(size)} as they were written', highlight=False
     )
