@@ -36,9 +36,4 @@ def main(*names: str) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(
-    main,
-    config='none',
-    words='[FOLDER_OR_RUN ...]',
-    kept='nothing was changed',
-  )
+  cli.run(main, 'none', '[FOLDER_OR_RUN ...]', 'nothing was changed')

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 import datetime
 import itertools
-import json
 import pathlib
 import statistics
 from typing import Any, NamedTuple
@@ -14,9 +13,15 @@ from rich import box
 from rich.table import Table
 
 from experiments.common import page, report
-from experiments.common.record import CONFIG, METRICS, SUMMARY
+from experiments.common.record import (
+  CONFIG,
+  METRICS,
+  read_json,
+  read_lines,
+  SUMMARY,
+)
 from experiments.common.usage import keys_of
-from experiments.common.workdir import writable
+from experiments.common.workdir import output_file
 from slipstream_jax.errors import UserError
 
 _MOVED = ('mb_loaded_per_step', 'mb_stored_per_step')
@@ -35,11 +40,11 @@ class Recorded(NamedTuple):
 
   name: str
   date: datetime.datetime
-  """When a file of the folder was last written."""
+  """Time at which a file of the folder was last written."""
   config: dict[str, Any]
-  """By dotted key."""
+  """Settings by dotted key."""
   lines: list[dict[str, Any]]
-  """Lines of its metrics."""
+  """Lines of the run's metrics."""
   summary: dict[str, Any]
   """Empty while the run is not finished."""
 
@@ -85,22 +90,8 @@ def read(folder: pathlib.Path) -> Recorded:
       where='command line',
       hint='name folders of runs; without a name, those in runs/ are listed',
     )
-  # An unfinished run may have written half of its last line.
-  text = (folder / METRICS).read_bytes().rpartition(b'\n')[0].decode()
-  path = folder / SUMMARY
-  try:
-    config = ml_collections.ConfigDict(
-      json.loads((folder / CONFIG).read_text())
-    )
-    lines = [json.loads(line) for line in text.splitlines()]
-    summary = json.loads(path.read_text()) if path.is_file() else {}
-  except ValueError as error:
-    raise UserError(
-      'the files of a run must hold JSON',
-      got=error,
-      where=str(folder),
-      hint='leave it out',
-    ) from error
+  config = ml_collections.ConfigDict(read_json(folder / CONFIG))
+  lines, summary = read_lines(folder / METRICS), read_json(folder / SUMMARY)
   newest = max(path.stat().st_mtime for path in folder.iterdir())
   date = datetime.datetime.fromtimestamp(newest)
   return Recorded(folder.name, date, dict(keys_of(config)), lines, summary)
@@ -177,12 +168,10 @@ def write(path: pathlib.Path, runs: Sequence[Recorded]) -> None:
   Raises:
     UserError: the file cannot be written.
   """
-  writable(str(path.parent), '--output')
   finished = {run.name: run.summary for run in runs if run.summary}
   settings = {run.name: run.config for run in runs}
   data = dict.fromkeys(str(x.get('data')) for x in finished.values())
-  page.write(
-    path,
+  text = page.html(
     runs[0].name if len(runs) == 1 else f'{len(runs)} runs',
     [
       page.Section('Runs', [page.Table('', overview(runs))]),
@@ -194,6 +183,8 @@ def write(path: pathlib.Path, runs: Sequence[Recorded]) -> None:
     ],
     about='; '.join(data),
   )
+  with output_file(path) as file:
+    file.write(text.encode())
   report.console().print(f'written to {path}', highlight=False)
 
 

@@ -10,6 +10,7 @@ from experiments.common import interrupts, machine, report
 from experiments.common.errors import in_config
 from experiments.common.meter import compiled
 from experiments.common.progress import Bar
+from experiments.common.results import check_same, settings_in
 from experiments.common.workdir import writable
 from experiments.reproduce import models
 from experiments.reproduce.cases import Asked, Cases, facts_of
@@ -17,7 +18,7 @@ from experiments.reproduce.grid import jobs_of
 from experiments.reproduce.groups import models_of
 from experiments.reproduce.phases import BATCHES
 from experiments.reproduce.report import overview, write
-from experiments.reproduce.results import Job, Results, Row
+from experiments.reproduce.results import Job, Results, Row, SETTING
 from experiments.reproduce.runs import rows_of
 from slipstream_jax.errors import choose, UserError
 
@@ -93,24 +94,10 @@ def _check(asked: Asked) -> None:
 
 def _opened(folder: pathlib.Path, asked: Asked, again: str) -> Results:
   """Opens a new folder, or one to continue with."""
-  results = Results(folder)
-  old = results.setting
-  if not old and any(folder.iterdir()):
-    raise UserError(
-      'a reproduction needs a new or empty folder, or one to continue with',
-      got=folder,
-      where='--workdir',
-      hint='name another one',
-    )
   new = asked._asdict()
-  for name in _SAME if old else ():
-    if old.get(name) != new[name]:
-      raise UserError(
-        f'a reproduction continues with its --{name}, {old.get(name)}',
-        got=new[name],
-        where=f'--{name}',
-        hint='use the settings it was started with, or another --workdir',
-      )
+  if old := settings_in(folder, SETTING):
+    check_same(old, new, {name: f'--{name}' for name in _SAME})
+  results = Results(folder)
   results.setting = {
     **machine.here(again),
     **{name: new[name] for name in (*_SAME, 'seeds')},
