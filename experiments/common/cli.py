@@ -89,8 +89,10 @@ def run(
 def imported(name: str) -> Callable[..., Any]:
   """Imports the function 'module:function'."""
   module, _, function = name.partition(':')
-  found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-  return found
+  called: Callable[..., Any] = getattr(
+    importlib.import_module(module), function
+  )
+  return called
 
 
 def own_flags() -> dict[str, Any]:
