@@ -30,7 +30,6 @@ from slipstream_jax.selection.hot import (
   popular_rows_of_groups,
 )
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.selection.staleness import check_alpha
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES
 from slipstream_jax.tables import Table, TableSet, Uniform
@@ -115,20 +114,6 @@ def tables(config: ml_collections.ConfigDict, data: Dataset) -> TableSet:
 def skips(config: ml_collections.ConfigDict) -> bool:
   """Whether the config asks for Slipstream."""
   return config.skip.mode != 'off'
-
-
-def check_skip(config: ml_collections.ConfigDict, recipe: Recipe) -> None:
-  """Checks `config.skip.alpha` against the lookups of an example.
-
-  Raises:
-    UserError: alpha is out of range.
-  """
-  if skips(config):
-    check_alpha(
-      np.zeros((1, *recipe.tables.example_shape), np.int32),
-      config.skip.alpha,
-      'config.skip.alpha',
-    )
 
 
 def hot(

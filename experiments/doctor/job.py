@@ -108,7 +108,6 @@ def findings(
     name = 'model'
     steps = build.total_steps(config, data)
     recipe = build.recipe(config, data, steps)
-    build.check_skip(config, recipe)
     memory = _host_memory(config, recipe)
     yield memory
     if config.store.kind != 'memory':

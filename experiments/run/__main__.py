@@ -3,7 +3,7 @@ r"""Trains, evaluates and reports one experiment.
     python -m experiments.run --config=configs/criteo.py \
         [--config.key=value] [--workdir=FOLDER]
 
-FOLDER gets the metrics, two pictures and, at the end, summary.json. A run that
+FOLDER gets the metrics, a picture and, at the end, summary.json. A run that
 was stopped continues with --config.resume=True and the same --workdir.
 """
 

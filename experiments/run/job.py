@@ -17,7 +17,6 @@ from experiments.common import (
   datasets,
   errors,
   interrupts,
-  plots,
   record,
   report,
 )
@@ -27,6 +26,7 @@ from experiments.common.progress import Bar
 from experiments.common.record import Recorder
 from experiments.run.guard import Guard
 from experiments.run.summary import (
+  draw_curve,
   figures,
   record_event,
   Run,
@@ -79,7 +79,6 @@ def _run(
   data = datasets.dataset(config)
   steps = build.total_steps(config, data)
   recipe = build.recipe(config, data, steps)
-  build.check_skip(config, recipe)
   hot = build.hot(config, data, recipe)
   trainer = build.trainer(config, data, recipe, hot)
   batches = build.batches(config, trainer, data, steps)
@@ -141,10 +140,8 @@ def _resume(
 
 
 def _finish(run: Run, summary: dict[str, Any]) -> None:
-  """Draws pictures, writes the summary last, and prints ten figures."""
-  lines = run.recorder.lines
-  plots.learning_curve(run.where / 'learning_curve.png', lines, summary)
-  plots.transfers(run.where / 'transfers.png', lines, summary)
+  """Draws a picture, writes the summary last, and prints ten figures."""
+  draw_curve(run.where / 'learning_curve.png', run.recorder.lines, summary)
   record.write_json(run.where / record.SUMMARY, summary)
   if not run.config.train.keep_checkpoint:  # nothing is left to resume
     run.checkpoints.remove()
