@@ -124,6 +124,12 @@ def interval(estimate: Estimate | None, form: Form) -> str:
   return f'{form(estimate.low)} to {form(estimate.high)}'
 
 
+def sure(estimate: Estimate | None, form: Form) -> str:
+  """Writes the mean, with its interval if that is known."""
+  text, ends = middle(estimate, form), interval(estimate, form)
+  return text if ends == NONE else f'{text} ({ends})'
+
+
 def times(value: float) -> str:
   """Writes a ratio."""
   return f'{value:.2f}' if value < 99.5 else f'{value:,.3g}'

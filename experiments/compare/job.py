@@ -50,7 +50,7 @@ ANCHORS = (
   *('random', 'random_small', 'negatives', 'local_case_control'),
   *('infobatch_once', 'surprise', 'stale', OURS),
 )
-"""What is compared by default: the control, published policies, and ours."""
+"""Policies of the default comparison: control, published ones, and ours."""
 POINTS = 10
 """Points of a learning curve, including its end."""
 Tell = Callable[..., object]
@@ -58,7 +58,7 @@ Tell = Callable[..., object]
 
 
 class Case(NamedTuple):
-  """What all runs of a seed share."""
+  """The data and programs of all runs of a seed."""
 
   config: ml_collections.ConfigDict
   data: Dataset
@@ -113,17 +113,12 @@ def configured(
 ) -> ml_collections.ConfigDict:
   """Returns a copy of the config that drops what the cell says."""
   changed = config.copy_and_resolve_references()
-  skip = changed.skip
-  if cell.policy == PLAIN:
-    skip.mode = 'off'
-    return changed
-  skip.mode = 'examples'
-  skip.policy = cell.policy.removesuffix(SMALL)
-  skip.drop = cell.target
-  if cell.policy.endswith(SMALL):
-    skip.refill = False
-  elif cell.policy == CONTROL:  # the same control, whatever the default is
-    skip.refill = True
+  skip, small = changed.skip, cell.policy.endswith(SMALL)
+  skip.mode = 'off' if cell.policy == PLAIN else 'examples'
+  if cell.policy != PLAIN:
+    skip.policy, skip.drop = cell.policy.removesuffix(SMALL), cell.target
+  if small or cell.policy == CONTROL:  # one control, whatever the default is
+    skip.refill = not small
   return changed
 
 
@@ -137,13 +132,7 @@ def compare(
 ) -> None:
   """Runs every cell for every seed, unless it is finished, and writes the page.
 
-  Args:
-    config: the settings that all runs share.
-    function: name of a user's function that makes data, and maybe a model.
-    longer: batches that runs which drop read, over those of a plain run.
-    cells: what is run for each seed.
-    seeds: how many seeds, from `config.seed` on.
-    workdir: the folder. None means a new one under runs/.
+  The arguments are those of the program, and `function` is its --own.
 
   Raises:
     UserError: bad settings, data or folder.

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import os
 import pathlib
-import re
 from typing import Any
 
 import jax
@@ -12,13 +11,8 @@ import ml_collections
 import numpy as np
 from rich.table import Table
 
-from experiments.common import (
-  build,
-  datasets,
-  page,
-  record,
-  report,
-)
+from experiments.common import build, datasets, page, record, report
+from experiments.common.machine import memory_left
 from experiments.common.progress import Bar
 from experiments.profile.predictions import (
   Need,
@@ -61,13 +55,7 @@ def profile(
 ) -> None:
   """Writes profile.json and hit_rate.png, and prints what it recommends.
 
-  Args:
-    config: the config of the run to be, without skipping.
-    workdir: where to write.
-    steps: batches to judge placements on.
-    check_steps: steps to train with the recommended placement.
-    device_bytes: device memory to use.
-    host_bytes: host memory to use.
+  The arguments are those of the program. The config must not skip.
 
   Raises:
     UserError: bad settings or data, or a device that is too small.
@@ -136,11 +124,9 @@ def host_budget(given: int | None) -> int:
   """Returns the host memory to use: `given` or 4/5 of what is available."""
   if given is not None:
     return given
-  facts = pathlib.Path('/proc/meminfo')
-  text = facts.read_text() if facts.exists() else ''
-  free = re.search(r'MemAvailable: +(\d+) kB', text)
   pages = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-  return int(0.8 * (1024 * int(free[1]) if free else pages))
+  left = memory_left()
+  return int(0.8 * (pages if left is None else left))
 
 
 def _needs(recipe: Recipe, data: Dataset) -> Need:

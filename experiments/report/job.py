@@ -1,6 +1,6 @@
 """Reads runs from their folders, and shows them side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import datetime
 import itertools
 import pathlib
@@ -109,39 +109,29 @@ def read_all(folders: Sequence[pathlib.Path]) -> list[Recorded]:
 def overview(runs: Sequence[Recorded]) -> list[dict[str, str]]:
   """Returns a row of text for each run. Steps end in '...' if unfinished."""
 
-  def text(run: Recorded, key: str, form: str) -> str:
+  def text(run: Recorded, key: str, form: Callable[[Any], str]) -> str:
     value = run.last(key)
-    return '-' if value is None else form.format(value)
+    return '-' if value is None else form(value)
 
   rows = []
   for run in runs:
-    extra, saved = run.last('extra_bytes'), run.last('saved_bytes')
-    rows.append(
-      {
-        'run': run.name,
-        'date': run.date.strftime('%m-%d %H:%M'),
-        'steps': (
-          text(run, 'steps', '{:,}')
-          if run.summary
-          else f'{run.last("step") or 0:,}...'
-        ),
-        'AUC': (  # None is undefined: the test set has one class
-          report.auc(run.summary['auc'])
-          if 'auc' in run.summary
-          else text(run, 'auc', '{:.4f}')
-        ),
-        'log loss': text(run, 'log_loss', '{:.4f}'),
-        'examples/s': text(run, 'examples_per_s', '{:,.0f}'),
-        'dropped': text(run, 'examples_dropped_share', '{:.1%}'),
-        'saved': (
-          f'costs {report.size(extra)}'
-          if extra
-          else '-'
-          if saved is None
-          else report.size(max(saved, 0))
-        ),
-      }
-    )
+    row = {
+      'run': run.name,
+      'date': run.date.strftime('%m-%d %H:%M'),
+      'steps': f'{run.last("step") or 0:,}...',
+      'AUC': text(run, 'auc', report.auc),
+      'log loss': text(run, 'log_loss', '{:.4f}'.format),
+      'examples/s': text(run, 'examples_per_s', '{:,.0f}'.format),
+      'dropped': text(run, 'examples_dropped_share', '{:.1%}'.format),
+      'saved': text(run, 'saved_bytes', lambda x: report.size(max(x, 0))),
+    }
+    if run.summary:
+      row['steps'] = text(run, 'steps', '{:,}'.format)
+    if 'auc' in run.summary:  # None is undefined: the test set has one class
+      row['AUC'] = report.auc(run.summary['auc'])
+    if extra := run.last('extra_bytes'):
+      row['saved'] = f'costs {report.size(extra)}'
+    rows.append(row)
   return rows
 
 

@@ -23,7 +23,7 @@ from experiments.reproduce.runs import rows_of
 from slipstream_jax.errors import choose, UserError
 
 _SAME = ('scale', 'data', 'drop')
-"""What a reproduction is continued with. Models and seeds may be added."""
+"""Settings that must not change. Models and seeds may be added."""
 
 
 def reproduce(asked: Asked, workdir: pathlib.Path, again: str) -> None:
