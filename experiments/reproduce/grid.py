@@ -1,4 +1,4 @@
-"""What a reproduction runs, and in which order.
+"""Lists the jobs of a reproduction, in the order in which they run.
 
 All systems of a seed take turns before the next seed begins, so that other load
 on the machine affects all of them alike. The phases of every system come first,

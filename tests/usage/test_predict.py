@@ -54,6 +54,7 @@ def made_of(tmp_path_factory):
         'data.path': str(folder / name),
         'data.batch_size': 100,
         'data.test_share': SHARE,
+        'data.bad_lines': 3,  # of files to train on
         'eval.batch_size': 128,
         'train.steps': 30,
         'skip.mode': skip,
