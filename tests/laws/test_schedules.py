@@ -13,6 +13,8 @@ from slipstream_jax.engine.planner import Planner, Start
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.tables import tables_of
 from tests.support.schedule_bench import (
@@ -54,6 +56,15 @@ def test_resuming_gives_what_was_to_come(name, data, stream, replay):
     few = [i % len(whole.positions) for i in data.draw(some) if whole.positions]
     chosen = [whole.positions[i] for i in few] + whole.positions[-1:]
     assert_resumes(stream, spec, whole, chosen, most=90)
+
+
+def test_a_resumed_run_knows_that_rows_are_frozen():
+  """Rows that get another id meanwhile are thawed, and no others."""
+  batches = cut(examples(np.ones(160)), 4, fresh=True)
+  frozen = Skip(0.7, 'stale', 'rows', Phases(1, 2, 2, 20), min_touches=0)
+  with mock.patch.object(module, '_REPLAY', 3):
+    whole = run(Stream(batches, 2), frozen, keep=True)
+    assert_resumes(lambda: Stream(batches, 2), frozen, whole, whole.positions)
 
 
 @every_schedule
