@@ -1,4 +1,4 @@
-"""Means over seeds with confidence intervals, and how pages write them."""
+"""Figures over seeds with confidence intervals, and how pages write them."""
 
 from collections.abc import Callable, Sequence
 import math
@@ -106,6 +106,29 @@ def of_test_set(auc: float, positives: int, examples: int) -> Estimate | None:
   variance += (positives - 1) * both_above + (negatives - 1) * both_below
   half = _NORMAL * math.sqrt(max(variance, 0.0) / (positives * negatives))
   return Estimate(auc, auc - half, auc + half)
+
+
+def seconds_to(
+  curve: Sequence[tuple[float, float]], auc: float
+) -> float | None:
+  """Returns when a learning curve first reaches an AUC, interpolated.
+
+  None if it never does, or if the curve or the AUC is unknown. If the first
+  point is there already, the true time is at most that point's.
+
+  Args:
+    curve: seconds and AUC of its points.
+    auc: the AUC to reach.
+  """
+  before: tuple[float, float] | None = None
+  for seconds, value in curve:
+    if value >= auc:
+      if before is None:
+        return seconds
+      part = (auc - before[1]) / (value - before[1])
+      return before[0] + part * (seconds - before[0])
+    before = seconds, value
+  return None
 
 
 Form = Callable[[float], str]

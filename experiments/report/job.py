@@ -55,6 +55,22 @@ class Recorded(NamedTuple):
     return next(values, None)
 
 
+def report_on(*names: str, output: str) -> None:
+  """Lists the runs of a folder, or writes a page of several runs.
+
+  Raises:
+    UserError: a folder without runs, a damaged run, or a page that cannot be
+      written.
+  """
+  folders = [pathlib.Path(name) for name in dict.fromkeys(names or ['runs'])]
+  if len(folders) == 1 and not is_run(folders[0]):
+    show(runs_in(folders[0]), f'no runs in {folders[0]}')
+  else:
+    runs = read_all(folders)
+    show(runs)
+    write(pathlib.Path(output), runs)
+
+
 def is_run(folder: pathlib.Path) -> bool:
   """Whether a folder is that of a run."""
   return (folder / CONFIG).is_file() and (folder / METRICS).is_file()

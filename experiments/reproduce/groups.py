@@ -191,7 +191,10 @@ def _compare(group: Group, model: Model) -> dict[str, Estimate | None]:
   figures = {column: mean(group.runs.values(), column) for column in numbers}
   figures |= _published_bytes(group, model)
   figures['seeds'] = Estimate(len(group.runs))
-  figures['seconds to goal'] = _seconds_to_goal(group, model)
+  curve = curves_of(model).get(group.key)
+  if curve is not None and model.goal is not None:
+    seconds = estimates.seconds_to(curve, model.goal)
+    figures['seconds to goal'] = None if seconds is None else Estimate(seconds)
   for contender, policy in CONTENDERS.items():
     ours = model.groups.get(contender)
     if ours is not None and ours is not group:
@@ -217,17 +220,6 @@ def _compare(group: Group, model: Model) -> dict[str, Estimate | None]:
     bounds = estimates.of_test_set(auc, round(positives), round(examples))
     figures['AUC, one test set'] = bounds
   return figures
-
-
-def _seconds_to_goal(group: Group, model: Model) -> Estimate | None:
-  """Interpolates when the curve of a system first has the model's goal."""
-  curve, goal = curves_of(model).get(group.key), model.goal
-  if curve is None or goal is None:
-    return None
-  seconds, aucs = np.array(curve).T
-  first = int(np.argmax(aucs >= goal))
-  pair = slice(max(first - 1, 0), first + 1)
-  return Estimate(float(np.interp(goal, aucs[pair], seconds[pair])))
 
 
 def _published_bytes(group: Group, model: Model) -> dict[str, Estimate]:

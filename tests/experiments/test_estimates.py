@@ -69,6 +69,21 @@ def test_a_share_of_nothing_is_not_known():
   assert (unsure.low, unsure.high) == (None, None)
 
 
+rises = st.lists(st.floats(0.01, 1), min_size=2, max_size=8)
+
+
+@given(rises, st.floats(0.001, 0.999), st.data())
+def test_a_rising_curve_has_an_auc_where_it_crosses_it(steps, part, data):
+  curve = [(float(n), float(auc)) for n, auc in enumerate(np.cumsum(steps))]
+  at = data.draw(st.integers(0, len(curve) - 2))
+  auc = (1 - part) * curve[at][1] + part * curve[at + 1][1]
+  assert estimates.seconds_to(curve, auc) == pytest.approx(at + part, abs=1e-6)
+  assert estimates.seconds_to(curve, curve[-1][1] + 0.1) is None
+  assert estimates.seconds_to(curve, -1.0) == curve[0][0]
+  assert estimates.seconds_to([], 0.5) is None
+  assert estimates.seconds_to(curve, math.nan) is None
+
+
 def test_too_few_values_have_no_interval():
   assert estimates.mean([]) is None
   assert estimates.mean([2.0]) == estimates.Estimate(2.0, None, None, 1)

@@ -1,5 +1,6 @@
 """The grid is whole and in alternation; a stopped one continues."""
 
+import functools
 import itertools
 import signal
 
@@ -136,7 +137,8 @@ def small():
 
 
 def reproduce(folder, asked=ASKED):
-  return cli.guarded(job.reproduce, asked, folder, 'AGAIN')
+  call = functools.partial(job.reproduce, str(folder), **asked._asdict())
+  return cli.guarded(call)
 
 
 def untimed(folder):
@@ -216,7 +218,7 @@ def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
   words = capsys.readouterr().err
   assert '5 of 13 runs are finished' in words
   assert Results(tmp_path).setting['minutes'] > minutes[0]
-  assert 'AGAIN' in words
+  assert f'this continues: {cli.again()}' in words
   assert 'report.html' in {path.name for path in tmp_path.iterdir()}
   again = []
 

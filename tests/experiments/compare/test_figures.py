@@ -2,13 +2,11 @@
 
 import math
 
-from hypothesis import given
-from hypothesis import strategies as st
 import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.compare.figures import figures_of, mean_curve, seconds_to
+from experiments.compare.figures import figures_of, mean_curve
 from experiments.compare.results import Cell, PLAIN
 from tests.experiments.compare import drawn
 
@@ -81,25 +79,6 @@ def test_a_share_of_randoms_loss_may_be_unknown(runs):
 def test_a_seed_without_its_plain_run_is_ignored():
   assert figures_of(BY_HAND[1:3], []) == []
   assert [row['seeds'] for row in figures_of(BY_HAND[:5], [])] == [2, 2, 1]
-
-
-rises = st.lists(st.floats(0.01, 1), min_size=2, max_size=8)
-
-
-@given(rises, st.floats(0.001, 0.999), st.data())
-def test_a_rising_curve_has_an_auc_where_it_crosses_it(steps, part, data):
-  _, points = drawn.comparison(1, SMALL[:1])
-  aucs = np.cumsum(steps)
-  points = [
-    point._replace(auc=float(auc), seconds=float(number))
-    for number, (point, auc) in enumerate(zip(points, aucs, strict=False))
-  ]
-  at = data.draw(st.integers(0, len(points) - 2))
-  auc = (1 - part) * points[at].auc + part * points[at + 1].auc
-  assert seconds_to(points, auc) == pytest.approx(at + part, abs=1e-6)
-  assert seconds_to(points, points[-1].auc + 0.1) is None
-  assert seconds_to(points, -1.0) == points[0].seconds
-  assert seconds_to([], 0.5) is seconds_to(points, math.nan) is None
 
 
 def test_a_policy_that_learns_faster_is_sooner_there():
