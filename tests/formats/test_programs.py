@@ -17,28 +17,23 @@ from slipstream_jax.formats.base import MISSING
 from slipstream_jax.packed import columns as packed
 from tests.formats.text_formats import FORMATS, SHARED
 from tests.support import programs
-from tests.support.runs import run_job, summary_of
+from tests.support.runs import (
+  assert_one_sentence,
+  changed,
+  run_job,
+  summary_of,
+)
 
 CRITEO = FORMATS['criteo']
 
 
 def config_of(module, variant='', **changes):
-  config = module.get_config(variant)
-  with config.unlocked():
-    config.update_from_flattened_dict(changes)
-  return config
+  return changed(module.get_config(variant), changes)
 
 
 def prepare(config, verify=False):
   """The program's exit code, in this process."""
   return cli.guarded(program.prepare_data, config, verify)
-
-
-def assert_one_sentence(said, *parts):
-  assert said.startswith('error: ')
-  assert said.count('\n') == 1
-  for part in parts:
-    assert part in said, said
 
 
 def test_made_text_is_like_the_stream_it_is_made_of(tmp_path):

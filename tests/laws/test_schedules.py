@@ -3,7 +3,6 @@
 from unittest import mock
 
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -45,24 +44,9 @@ def _few_idle_batches():
     yield
 
 
-resumed = given(st.data(), all_streams(), st.sampled_from([1, 2, 7, 256]))
-
-
 @every_schedule
-@resumed
+@given(st.data(), all_streams(), st.sampled_from([1, 2, 7, 256]))
 def test_resuming_gives_what_was_to_come(name, data, stream, replay):
-  resumes(name, data, stream, replay)
-
-
-@pytest.mark.slow
-@every_schedule
-@hypothesis_settings(max_examples=3000)
-@resumed
-def test_resuming_in_many_cases(name, data, stream, replay):
-  resumes(name, data, stream, replay)
-
-
-def resumes(name, data, stream, replay):
   spec = data.draw(any_spec(name))
   with mock.patch.object(module, '_REPLAY', replay):
     whole = run(stream(), spec, keep=True, most=90)
@@ -155,28 +139,11 @@ def test_asking_for_the_position_changes_nothing_and_closing_twice_is_no_error(
   assert source.closed == 2
 
 
-planned_ahead = given(
-  st.data(), all_streams(), st.integers(0, 6), st.integers(0, 5)
-)
-
-
 @every_schedule
-@planned_ahead
+@given(st.data(), all_streams(), st.integers(0, 6), st.integers(0, 5))
 def test_looking_ahead_changes_nothing_and_ends(
   name, data, stream, ahead, prefetch
 ):
-  looks_ahead(name, data, stream, ahead, prefetch)
-
-
-@pytest.mark.slow
-@every_schedule
-@hypothesis_settings(max_examples=3000)
-@planned_ahead
-def test_looking_ahead_in_many_cases(name, data, stream, ahead, prefetch):
-  looks_ahead(name, data, stream, ahead, prefetch)
-
-
-def looks_ahead(name, data, stream, ahead, prefetch):
   spec = data.draw(any_spec(name, ahead + 1))
   direct = run(stream(), spec, most=90)
   other = run(stream(), spec, most=90, ahead=ahead, prefetch=prefetch)

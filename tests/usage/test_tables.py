@@ -18,7 +18,6 @@ from tests.experiments.compare import drawn
 ROWS = 187_767_399  # of the largest public set
 LOOKUPS = 16_384 * 26
 BYTES = 999_400_000
-SPEED = 123_456_789.0
 
 
 def lines_of(table):
