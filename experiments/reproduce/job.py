@@ -15,7 +15,6 @@ from experiments.common.progress import Bar
 from experiments.common.results import check_same, settings_in
 from experiments.common.workdir import folder, writable
 from experiments.reproduce.cases import Asked, Cases, facts_of
-from experiments.reproduce.grid import jobs_of
 from experiments.reproduce.groups import models_of
 from experiments.reproduce.models import MODELS, path_of, SCALES, steps_of
 from experiments.reproduce.phases import BATCHES
@@ -26,6 +25,22 @@ from slipstream_jax.errors import choose, UserError
 
 _SAME = ('scale', 'data', 'drop')
 """Settings that must not change. Models and seeds may be added."""
+ALONE = (
+  *('xdl', 'dlrm_hybrid', 'fae', 'fae_pinned', 'hotline', 'hotline_micro'),
+  *('cached', 'plain', 'pinned'),
+)
+"""Systems that skip nothing."""
+SKIPPING = (
+  *(('pinned', 'published'), ('pinned', 'ours')),
+  *(('fae', 'ours'), ('hotline', 'ours'), ('xdl', 'ours')),
+)
+"""Systems with skipping."""
+VARIANTS = ('none', 'hot', 'cold')
+"""Rows that are frozen after the warm-up."""
+TARGETS = (0.15, 0.3, 0.6)
+"""Drop targets for which a threshold is sought."""
+WITH = {'rm2': ('rm2_l20',)}
+"""Models that come with another one."""
 
 
 def reproduce(workdir: str | None, models: Sequence[str], **more: Any) -> None:
@@ -71,6 +86,34 @@ def reproduce(workdir: str | None, models: Sequence[str], **more: Any) -> None:
     screen.print(
       f'written to {place}, in {minutes:.1f} minutes', highlight=False
     )
+
+
+def jobs_of(models: Sequence[str], seeds: Sequence[int]) -> list[Job]:
+  """Returns all jobs, each once, in the order in which they are run.
+
+  All systems of a seed take turns before the next seed begins, so that other
+  load on the machine affects all of them alike. The phases of every system come
+  first, which also compiles the programs of the runs.
+
+  Args:
+    models: names of models. Those that come with them are added.
+    seeds: at least one. Jobs for which one seed is enough take the first.
+  """
+  with_others = [[name, *WITH.get(name, ())] for name in models]
+  names = dict.fromkeys(name for some in with_others for name in some)
+  pairs = [*((system, 'off') for system in ALONE), *SKIPPING]
+  first, jobs = seeds[0], []
+  for model in names:
+    jobs += [Job('skew', model, first)]
+    jobs += [Job('phase', model, first, system) for system in ALONE]
+    jobs += [Job('run', model, x, *pair) for x in seeds for pair in pairs]
+    jobs += [Job('row', model, first)]
+    jobs += [Job('naive', model, first, variant=rows) for rows in VARIANTS]
+    jobs += [
+      Job('threshold', model, first, skip='published', drop_target=target)
+      for target in TARGETS
+    ]
+  return jobs
 
 
 def _check(asked: Asked) -> None:

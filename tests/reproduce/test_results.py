@@ -9,7 +9,7 @@ from slipstream_jax.errors import UserError
 from tests.reproduce import drawn
 
 whole = st.none() | st.integers(0, 10**13)
-real = st.none() | st.floats(allow_infinity=False)
+real = st.sampled_from([None, float('nan')]) | st.floats(allow_infinity=False)
 runs = st.builds(
   lambda seed, status, **values: (
     Job('run', 'rm2', seed, 'xdl')._asdict() | {'status': status, **values}

@@ -288,6 +288,9 @@ def test_a_table_of_ones_own(tmp_path):
     )
     expected = probabilities(known.astype(np.float64)).astype(np.float32)
     np.testing.assert_array_equal(np.load(output), expected)
+  held_out.head(0).write_csv(tmp_path / 'none.csv')
+  with pytest.raises(UserError, match=r'an example to score, got none.*none'):
+    next(loading.scored(loaded, new_examples(loaded, tmp_path / 'none.csv')))
   with pytest.raises(UserError, match='that pack wrote'):
     packed_like(tmp_path / 'new.csv', _criteo_folder(tmp_path))
   bare = frame_raw(whole, features=features, label=None)
