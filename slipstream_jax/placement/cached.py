@@ -9,16 +9,16 @@ furthest is evicted first (Belady, 1966).
 Only rows that changed on the device are moved back. Frozen rows do not change,
 and are evicted only when no other row can be.
 
-A heap orders the slots: empty ones first, then rows that may change, then
+Slots are taken in this order: empty ones first, then rows that may change, then
 frozen rows; within each kind the lowest priority, then the lowest slot. One i64
-key holds all of this, so the heap compares and moves single numbers:
+key holds all of this:
 
     bit 62: frozen | bits 31..61: priority, 0 = empty | bits 0..30: slot
 
-A row's key only grows while the row stays, so a use does not touch the heap. An
-outdated entry is corrected when it reaches the top, which keeps the order
-exact. Rows that must stay are dropped from the heap when they reach the top,
-and return at the last known batch that uses them.
+The lowest keys are in a sorted list. It has all keys up to a limit, so a use
+that makes a key larger than the limit does not touch it. Outdated entries are
+dropped when they are read. A pass over all slots fills the list when it has no
+more rows to evict.
 """
 
 from collections.abc import Sequence
@@ -30,13 +30,15 @@ import numpy as np
 
 from slipstream_jax.errors import check_whole, choose
 from slipstream_jax.hashing import kernel
-from slipstream_jax.placement.base import check_hot, Placement, Plan, plan_with
-from slipstream_jax.placement.evictions import Eviction, EVICTIONS
+from slipstream_jax.placement.base import check_hot, NO_ROWS, Placement, Plan, plan_with
+from slipstream_jax.placement.evictions import Eviction, EVICTIONS, Priorities
 from slipstream_jax.types import HotRows, RowIds, Slots, StaleRows, Unique
 
 # Slots and priorities are non-negative i32, 31 bits each. The sign is unused.
 _FROZEN = 1 << 62
-_SLOT = (1 << 31) - 1
+_SLOT = _PRIORITY = (1 << 31) - 1
+_SHARE = 32  # of the slots are listed
+_SAMPLE = 4096
 
 
 class Cache(NamedTuple):
@@ -49,16 +51,10 @@ class Cache(NamedTuple):
   """Number of the last known batch that uses each row plus 1, i32[N], or 0."""
   row_at: np.ndarray
   """Row in each slot, i64[C]. -1 = empty."""
-  priority: np.ndarray
-  """Priority of the row in each slot, i32[C], at least 1. 0 = empty."""
+  key: np.ndarray
+  """Key of each slot, i64[C], see above."""
   dirty: np.ndarray
   """Whether the row may have changed since it was loaded, bool[C]."""
-  frozen: np.ndarray
-  """Whether the row is frozen, bool[C]."""
-  in_heap: np.ndarray
-  """Whether the slot has an entry in the heap, bool[C]."""
-  heap: np.ndarray
-  """i64[C + 1]: the number of entries, then the entries as a binary heap."""
   seen: np.ndarray
   """Scratch of `_next_uses`, i32[C]: the last step in which it saw the slot."""
 
@@ -70,6 +66,9 @@ class State(NamedTuple):
   memory: Any
   """Memory of the eviction policy."""
   hot: HotRows | None
+  low: Int[np.ndarray, ' low'] = NO_ROWS
+  """The keys up to `limit`, and outdated ones, ascending, i64."""
+  limit: int = -1
   frozen: Bool[np.ndarray, ' H_and_1'] | None = None
   """Frozen hot rows, with a final False for all cold rows. None: no row is
   frozen."""
@@ -138,31 +137,31 @@ def _start(
     place_of=np.zeros(num_rows, np.int32),
     latest_use=np.zeros(num_rows, np.int32),
     row_at=contents.copy(),
-    priority=np.where(full, priorities, 0).astype(np.int32),
+    key=_keys(contents, priorities),
     dirty=full & changed,
-    frozen=np.zeros(slots, bool),
-    in_heap=np.ones(slots, bool),
-    heap=np.empty(slots + 1, np.int64),
     seen=np.full(slots, -1, np.int32),
   )
   cache.place_of[contents[full]] = 1 + np.flatnonzero(full)
-  _rebuild(cache)
   return State(cache, memory, hot)
+
+
+def _keys(contents: RowIds, priorities: Priorities) -> Int[np.ndarray, ' C']:
+  """Returns the keys of slots, i64[C], none of them frozen."""
+  of_rows = np.where(contents >= 0, priorities, np.int64(0))
+  return of_rows << 31 | np.arange(len(contents))
 
 
 def _freeze(state: State, stale: StaleRows | None) -> State:
   cache, frozen = state.cache, None
-  if stale is None:
-    cache.frozen[:] = False
-  else:
+  cache.key[:] &= ~_FROZEN
+  if stale is not None:
     hot = check_hot(state.hot, 'only hot rows can be frozen')
     frozen = hot.with_cold(stale, False)
     # -1, an empty slot, reads the last entry, False.
-    cache.frozen[:] = frozen.take(hot.places(cache.row_at))
+    cache.key[:] |= frozen.take(hot.places(cache.row_at)) * _FROZEN
   # `dirty` stays: rows that changed before they froze must still reach the
-  # host. Rows that thaw have lower keys, which requires a new heap.
-  _rebuild(cache)
-  return state._replace(frozen=frozen)
+  # host. Rows that thaw have lower keys, so the list is made anew.
+  return state._replace(frozen=frozen, low=NO_ROWS, limit=-1)
 
 
 def _plan(
@@ -177,184 +176,150 @@ def _plan(
     # Each batch is noted once, in order, so an entry ends as the last use.
     if known >= state.known:
       _note(cache, uses.rows, known)
-  renewed = policy.renew(state.memory, cache.row_at, step)
+  renewed = policy.renew(state.memory, step)
   if renewed is not None:
-    # Empty slots keep 0, below every row. The heap is rebuilt, as it can only
-    # correct keys that rose.
-    np.copyto(cache.priority, renewed, where=cache.row_at >= 0)
-    _rebuild(cache)
-  plan = _move(cache, batch, coming, step)
-  if state.frozen is None:
-    frozen = np.zeros(len(batch.rows), bool)
-  else:
+    priorities = renewed((cache.key >> 31 & _PRIORITY).astype(np.int32))
+    cache.key[:] = cache.key & _FROZEN | _keys(cache.row_at, priorities)
+    state = state._replace(low=NO_ROWS, limit=-1)
+  counts = state.memory if policy.counts else None
+  still = None
+  if state.frozen is not None:
     assert batch.hot is not None
     # For all rows of the batch: rows loaded after `_freeze` may be frozen, too.
-    frozen = state.frozen.take(batch.hot)
-  priorities = policy.used(state.memory, batch, step)
-  _use(cache, batch.rows, plan.slots, priorities, frozen, step)
-  known = max(state.known, known + 1)
-  return state._replace(step=step + 1, known=known), plan
-
-
-def _move(
-  cache: Cache, batch: Unique, coming: Sequence[Unique], step: int
-) -> Plan:
-  """Assigns slots to the missing rows in the cache. Returns the plan."""
-  slots = np.empty(len(batch.rows), np.int64)
-  _slots_of(cache, batch.rows, slots)
+    still = state.frozen.take(batch.hot)
+  used = policy.used(state.memory, batch, step)
+  slots, fresh = np.empty((2, len(batch.rows)), np.int64)
+  count = _use(
+    cache, batch.rows, used, counts, still, state.limit, slots, fresh
+  )
   # Hits are counted before the missing rows get slots.
   plan = plan_with(batch, slots)
   there = len(slots) - len(plan.load)
   # The batch's own slots cannot be taken.
   room = min(len(plan.load), len(cache.row_at) - there)
-  taken = _take(cache, slots, coming, step, room)
-  room = len(taken)
-  placed = plan.load[:room]  # the others are loaded for this step only
-  evict, evict_slots = np.empty((2, room), np.int64)
-  dirty = _replace(cache, batch.rows[placed], taken, evict, evict_slots)
-  slots[placed] = taken
-  return plan._replace(
-    slots=slots,
-    store=plan.load[room:],
-    evict=evict[:dirty],
-    evict_slots=evict_slots[:dirty],
+  some = max(len(cache.key) // _SHARE, 2 * room, 1)
+  state, taken = _take(state, slots, coming, room, some)
+  evict = np.empty((2, len(taken)), np.int64)
+  dirty, more = _replace(
+    cache, batch.rows, plan.load, taken, used, counts, still, state.limit, slots, fresh[count:], evict
+  )
+  low = np.sort(np.concatenate([state.low, fresh[: count + more]]))
+  limit = state.limit
+  if len(low) > 2 * some:
+    low, limit = low[:some], int(low[some - 1])
+  state = state._replace(
+    low=low, limit=limit, step=step + 1, known=max(state.known, known + 1)
+  )
+  # Rows without a slot are loaded for this step only.
+  return state, plan._replace(
+    store=plan.load[len(taken) :],
+    evict=evict[0, :dirty],
+    evict_slots=evict[1, :dirty],
   )
 
 
 def _take(
-  cache: Cache, slots: Slots, coming: Sequence[Unique], step: int, room: int
-) -> Int[np.ndarray, ' taken']:
-  """Returns slots for `room` new rows, in the order of their eviction.
+  state: State,
+  slots: Slots,
+  coming: Sequence[Unique],
+  room: int,
+  some: int,
+) -> tuple[State, Int[np.ndarray, ' taken']]:
+  """Takes slots for `room` new rows, in the order of their eviction.
 
-  It returns fewer slots if batches known before are no longer upcoming, as
-  after the end of a schedule: their rows stay.
+  It takes fewer slots if batches known before are no longer upcoming, as after
+  the end of a schedule: their rows stay.
   """
-  taken = np.empty(0, np.int64)
+  cache, step, low, limit = state.cache, state.step, state.low, state.limit
+  taken, count = np.empty(room, np.int64), 0
   for frozen in (False, True):
-    unused = np.empty(room - len(taken), np.int64)
-    count = _take_unused(cache, step, frozen, unused)
-    taken = np.concatenate([taken, unused[:count]])
-    if len(taken) < room and coming:
+    count, read = _take_unused(cache, low, step, frozen, taken, count)
+    low = low[read:]
+    while count < room and (frozen or limit < _FROZEN):
+      more = _lowest(cache.key, limit, some)
+      if not len(more):
+        break
+      limit = int(more[-1])
+      count, read = _take_unused(cache, more, step, frozen, taken, count)
+      low = np.concatenate([low, more[read:]])
+    if count < room and coming:
       # The batch's own rows are marked as seen, so that they stay. The mark is
       # the step's number, so no mark needs clearing.
       cache.seen[slots[slots >= 0]] = step
       # It marks the slots that it finds, so a row counts for the first coming
-      # batch that uses it. Ties are broken as in the heap: lowest slot first.
+      # batch that uses it. Ties are broken as in the list: lowest slot first.
       groups = []
       for batch in coming:
         group = np.empty(len(batch.rows), np.int64)
-        count = _next_uses(cache, batch.rows, step, frozen, group)
-        groups.append(np.sort(group[:count]))
-      latest = np.concatenate(groups[::-1])[: room - len(taken)]
-      taken = np.concatenate([taken, latest])
-  return taken
+        found = _next_uses(cache, batch.rows, step, frozen, group)
+        groups.append(np.sort(group[:found]))
+      latest = np.concatenate(groups[::-1])[: room - count]
+      taken[count : count + len(latest)] = latest
+      count += len(latest)
+  return state._replace(low=low, limit=limit), taken[:count]
 
 
-@kernel
-@no_type_check
-def _key(cache: Cache, slot: int) -> int:
-  """Returns the slot's current key."""
-  frozen = _FROZEN if cache.frozen[slot] else 0
-  # Widened first, as the shift by 31 bits overflows an i32.
-  return int(frozen | np.int64(cache.priority[slot]) << 31 | slot)
+def _lowest(
+  keys: Int[np.ndarray, ' C'], limit: int, some: int
+) -> Int[np.ndarray, ' low']:
+  """Returns the lowest keys above the limit, ascending, about `some` of them.
 
-
-@kernel
-@no_type_check
-def _sift_down(heap: np.ndarray, at: int) -> None:
-  """Moves the entry at `at` down until no child is smaller."""
-  # Entry 0 is the size, as a tuple's numbers are immutable. Entries count from
-  # 1, and the children of `at` are 2 at and 2 at + 1.
-  size, key = heap[0], heap[at]
-  child = 2 * at
-  while child <= size:
-    if child < size and heap[child + 1] < heap[child]:
-      child += 1
-    if heap[child] >= key:
-      break
-    heap[at] = heap[child]
-    at, child = child, 2 * child
-  heap[at] = key
-
-
-@kernel
-@no_type_check
-def _push(heap: np.ndarray, key: int) -> None:
-  heap[0] += 1
-  at = heap[0]
-  while at > 1 and heap[at >> 1] > key:
-    heap[at] = heap[at >> 1]
-    at >>= 1
-  heap[at] = key
-
-
-@kernel
-@no_type_check
-def _drop_top(heap: np.ndarray) -> None:
-  size = heap[0]
-  heap[0] = size - 1
-  heap[1] = heap[size]
-  if size > 2:
-    _sift_down(heap, 1)
-
-
-@kernel
-@no_type_check
-def _rebuild(cache: Cache) -> None:
-  """Puts all slots into the heap: at the start, and after keys may fall."""
-  size = len(cache.row_at)
-  cache.heap[0] = size
-  for slot in range(size):
-    cache.in_heap[slot] = True
-    cache.heap[1 + slot] = _key(cache, slot)
-  # Bottom-up construction is linear in the slots.
-  for at in range(size // 2, 0, -1):
-    _sift_down(cache.heap, at)
+  It returns none only if there are none.
+  """
+  every = max(1, len(keys) // _SAMPLE)
+  sample = keys[::every]
+  sample = np.sort(sample[sample > limit])
+  if some // every < len(sample):
+    keys = keys[keys <= sample[some // every]]
+  return np.sort(keys[keys > limit])
 
 
 @kernel
 @no_type_check
 def _note(cache: Cache, rows: np.ndarray, number: int) -> None:
   """Records that the rows are used by batch `number`, the last known one."""
+  latest_use = cache.latest_use
   for row in rows:
-    cache.latest_use[row] = number + 1
+    latest_use[row] = number + 1
 
 
 @kernel
 @no_type_check
-def _slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
-  """Writes the slot of each row, i64[U]. -1 if it has none."""
-  for u in range(len(rows)):
-    out[u] = cache.place_of[rows[u]] - 1
+def _take_unused(
+  cache: Cache,
+  low: np.ndarray,
+  step: int,
+  frozen: bool,
+  out: np.ndarray,
+  count: int,
+) -> tuple[int, int]:
+  """Fills `out` from place `count` with slots whose rows no known batch uses.
 
-
-@kernel
-@no_type_check
-def _take_unused(cache: Cache, step: int, frozen: bool, out: np.ndarray) -> int:
-  """Fills `out` with slots whose rows no known batch uses, in heap order.
-
-  These slots leave the heap, as do those of used rows that it meets. If it is
-  to take `frozen` rows, no others may be left. Returns how many it found.
+  It reads the sorted keys `low` up to frozen rows, or to the end if it is to
+  take `frozen` ones. Returns how many slots `out` has then, and the place in
+  `low` from which it has what remains: used rows, and keys that were not read.
   """
-  heap, count = cache.heap, 0
-  while count < len(out) and heap[0] > 0:
-    key = heap[1]
+  keys, row_at, latest_use = cache.key, cache.row_at, cache.latest_use
+  kept, read, last = 0, 0, -1
+  while count < len(out) and read < len(low):
+    key = low[read]
     if key >= _FROZEN and not frozen:
-      break  # all remaining entries are frozen
+      break
+    read += 1
     slot = key & _SLOT
-    current = _key(cache, slot)
-    if key < current:  # the row was used since, so its key rose
-      heap[1] = current
-      _sift_down(heap, 1)
+    if key == last or key != keys[slot]:
+      continue  # a copy, or outdated
+    last = key
+    row = row_at[slot]
+    if row >= 0 and latest_use[row] > step:
+      low[kept] = key
+      kept += 1
       continue
-    _drop_top(heap)
-    cache.in_heap[slot] = False
-    row = cache.row_at[slot]
-    # A used row stays out of the heap until `_use` at its last known batch.
-    if row < 0 or cache.latest_use[row] <= step:
-      out[count] = slot
-      count += 1
-  return count
+    out[count] = slot
+    count += 1
+  for i in range(1, kept + 1):
+    low[read - i] = low[kept - i]
+  return count, read - kept
 
 
 @kernel
@@ -370,7 +335,9 @@ def _next_uses(
   count = 0
   for row in rows:
     slot = cache.place_of[row] - 1
-    if slot < 0 or cache.seen[slot] == step or cache.frozen[slot] != frozen:
+    if slot < 0 or cache.seen[slot] == step:
+      continue
+    if (cache.key[slot] >= _FROZEN) != frozen:
       continue
     cache.seen[slot] = step
     out[count] = slot
@@ -380,31 +347,16 @@ def _next_uses(
 
 @kernel
 @no_type_check
-def _replace(
-  cache: Cache,
-  rows: np.ndarray,
-  slots: np.ndarray,
-  evict: np.ndarray,
-  evict_slots: np.ndarray,
-) -> int:
-  """Assigns `slots` to `rows`, i64[n]. Writes evicted rows and their slots.
+def _priority(count: np.float32) -> int:
+  """Does what `by_count` does."""
+  return np.float32(count).view(np.int32) + 1
 
-  Writes and counts only rows that may have changed. The host's copies of all
-  others are current.
-  """
-  count = 0
-  for i in range(len(rows)):
-    slot = slots[i]
-    old = cache.row_at[slot]
-    if old >= 0:
-      cache.place_of[old] = 0
-      if cache.dirty[slot]:
-        evict[count], evict_slots[count] = old, slot
-        count += 1
-    cache.row_at[slot] = rows[i]
-    cache.place_of[rows[i]] = slot + 1
-    cache.dirty[slot] = False
-  return count
+
+@kernel
+@no_type_check
+def _count(key: int) -> np.float32:
+  """Returns the count of a key whose priority is one."""
+  return np.int32((key >> 31 & _PRIORITY) - 1).view(np.float32)
 
 
 @kernel
@@ -412,25 +364,91 @@ def _replace(
 def _use(
   cache: Cache,
   rows: np.ndarray,
+  used: np.ndarray,
+  counts: np.ndarray | None,
+  frozen: np.ndarray | None,
+  limit: int,
   slots: np.ndarray,
-  priorities: np.ndarray,
-  frozen: np.ndarray,
-  step: int,
-) -> None:
-  """Marks the rows of a batch, i64[U], as used by its step.
+  fresh: np.ndarray,
+) -> int:
+  """Writes the slot of each row of a batch, or -1, and marks the rows as used.
 
-  Slots are -1 where there was no room. Rows that are not frozen become dirty.
+  Writes keys that are new and not above the limit, and returns their number.
   """
+  place_of, keys, dirty = cache.place_of, cache.key, cache.dirty
+  # A loop without branches waits for many rows of a large table at once.
+  for u in range(len(rows)):
+    slots[u] = place_of[rows[u]] - 1
+  count = 0
   for u in range(len(rows)):
     slot = slots[u]
     if slot < 0:
       continue
-    # A heap entry keeps its old, lower key until it reaches the top.
-    cache.priority[slot] = priorities[u]
-    cache.frozen[slot] = frozen[u]
+    old = keys[slot]
+    if counts is None:
+      priority = used[u]
+    else:
+      priority = _priority(_count(old) + used[0])
+    # Widened first, as the shift by 31 bits overflows an i32.
+    key = np.int64(priority) << 31 | slot
+    if frozen is not None:
+      key |= np.int64(frozen[u]) << 62
     # A row that changed before it froze stays dirty.
-    cache.dirty[slot] |= not frozen[u]
-    # A row that a later known batch uses returns to the heap then.
-    if not cache.in_heap[slot] and cache.latest_use[rows[u]] <= step + 1:
-      cache.in_heap[slot] = True
-      _push(cache.heap, _key(cache, slot))
+    dirty[slot] |= key < _FROZEN
+    keys[slot] = key
+    fresh[count] = key
+    count += key <= limit and key != old
+  return count
+
+
+@kernel
+@no_type_check
+def _replace(
+  cache: Cache,
+  rows: np.ndarray,
+  load: np.ndarray,
+  taken: np.ndarray,
+  used: np.ndarray,
+  counts: np.ndarray | None,
+  frozen: np.ndarray | None,
+  limit: int,
+  slots: np.ndarray,
+  fresh: np.ndarray,
+  evict: np.ndarray,
+) -> tuple[int, int]:
+  """Gives the slots taken to rows to load. Writes evicted rows and their slots.
+
+  Writes and counts only rows that may have changed. The host's copies of all
+  others are current. Writes and counts new keys as `_use` does.
+  """
+  place_of, keys, dirty = cache.place_of, cache.key, cache.dirty
+  row_at = cache.row_at
+  # Loops without branches, as in `_use`.
+  for i in range(len(taken)):
+    if counts is None:
+      priority = np.int64(used[load[i]])
+    else:
+      priority = np.int64(_priority(counts[rows[load[i]]] + used[0]))
+    fresh[i] = priority << 31 | taken[i]
+  evicted = count = 0
+  for i in range(len(taken)):
+    slot = taken[i]
+    old = row_at[slot]
+    if old >= 0:
+      place_of[old] = 0
+      if counts is not None:
+        counts[old] = _count(keys[slot])
+      evict[0, evicted], evict[1, evicted] = old, slot
+      evicted += dirty[slot]
+  for i in range(len(taken)):
+    slot, u, key = taken[i], load[i], fresh[i]
+    if frozen is not None:
+      key |= np.int64(frozen[u]) << 62
+    row_at[slot], place_of[rows[u]], slots[u] = rows[u], slot + 1, slot
+    keys[slot], dirty[slot] = key, key < _FROZEN
+    fresh[count] = key
+    count += key <= limit
+  if counts is not None:
+    for i in range(len(taken), len(load)):
+      counts[rows[load[i]]] += used[0]
+  return evicted, count

@@ -1,12 +1,11 @@
 """Cache eviction policies: priorities of rows that only a use changes."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.hashing import kernel
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.types import HotRows, RowIds, Unique
 
@@ -28,14 +27,17 @@ class Eviction(NamedTuple):
   """Returns the policy's memory and the priority of each slot, given N, the hot
   rows and the first rows in the slots, i64[C]. Priorities of empty slots are
   ignored."""
-  used: Callable[[Any, Unique, int], Priorities]
-  """Returns the new priorities of a batch's rows, given the memory, which it
-  changes in place, the batch and its number."""
-  renew: Callable[[Any, RowIds, int], Priorities | None] = (
-    lambda memory, contents, step: None
-  )
-  """Returns new priorities of all slots, or None to keep them, given the
-  memory, the rows in the slots and the number of the next batch."""
+  used: Callable[[Any, Unique, int], Priorities | Float[np.ndarray, '1']]
+  """Returns the new priorities of a batch's rows, given the memory, the batch
+  and its number. If the policy counts, what a use adds to a count, f32[1]."""
+  counts: bool = False
+  """Whether priorities are `by_count`. The memory then has the counts of the
+  rows that are in no slot, f32[N], which the cache keeps."""
+  renew: Callable[
+    [Any, int], Callable[[Priorities], Priorities] | None
+  ] = lambda memory, step: None
+  """Returns how to compute the new priorities of all slots from the old ones,
+  or None to keep them, given the memory and the number of the next batch."""
   looks_ahead: bool = False
   """Whether rows of known batches are kept as long as others can be evicted."""
 
@@ -82,49 +84,36 @@ Counts = Float[np.ndarray, ' N']
 ageing the counts."""
 
 
-def _lfu_start(
-  num_rows: int, hot: HotRows | None, contents: RowIds
-) -> tuple[Counts, Priorities]:
-  counts, slots = np.zeros(num_rows, np.float32), len(contents)
-  full = np.flatnonzero(contents >= 0)
-  counts[contents[full]] = 2 - full / slots  # above that of a row used once
-  return counts, _by_count(counts.take(contents))
-
-
-def _lfu_used(counts: Counts, batch: Unique, step: int) -> Priorities:
-  # Only ratios matter, so later uses weigh more and the N counts need no decay.
-  now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
-  sums = np.empty(len(batch.rows), np.float32)
-  _add_use(counts, batch.rows, now, sums)
-  return _by_count(sums)
-
-
-@kernel
-@no_type_check
-def _add_use(
-  counts: np.ndarray, rows: np.ndarray, use: np.float32, sums: np.ndarray
-) -> None:
-  """Adds `use` to counts f32[N] of unique rows. Writes their sums f32[U]."""
-  for u in range(len(rows)):
-    sums[u] = counts[rows[u]] + use
-    counts[rows[u]] = sums[u]
-
-
-def _lfu_renew(
-  counts: Counts, contents: RowIds, step: int
-) -> Priorities | None:
-  if step == 0 or step % _REBASE:
-    return None
-  counts *= np.float32(2 ** (-_REBASE / HALF_LIFE))
-  return _by_count(counts.take(contents))
-
-
-def _by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
+def by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
+  """Returns the priorities of rows with these counts, f32, at least 0."""
   # Non-negative floats sort like their bits. 0 is for empty slots.
   return counts.view(np.int32) + 1
 
 
-_LFU = Eviction(_lfu_start, _lfu_used, _lfu_renew)
+def _lfu_start(
+  num_rows: int, hot: HotRows | None, contents: RowIds
+) -> tuple[Counts, Priorities]:
+  slots = len(contents)
+  counts = 2 - np.arange(slots) / slots  # above that of a row used once
+  return np.zeros(num_rows, np.float32), by_count(counts.astype(np.float32))
+
+
+def _lfu_used(counts: Counts, batch: Unique, step: int) -> Float[np.ndarray, '1']:
+  # Only ratios matter, so later uses weigh more and the N counts need no decay.
+  return np.full(1, 2 ** (step % _REBASE / HALF_LIFE), np.float32)
+
+
+def _lfu_renew(
+  counts: Counts, step: int
+) -> Callable[[Priorities], Priorities] | None:
+  if step == 0 or step % _REBASE:
+    return None
+  scale = np.float32(2 ** (-_REBASE / HALF_LIFE))
+  counts *= scale
+  return lambda old: by_count((old - 1).view(np.float32) * scale)
+
+
+_LFU = Eviction(_lfu_start, _lfu_used, True, _lfu_renew)
 
 EVICTIONS: dict[str, Eviction] = {
   'static': Eviction(_static_start, _static_used),
