@@ -30,15 +30,23 @@ import numpy as np
 
 from slipstream_jax.errors import check_whole, choose
 from slipstream_jax.hashing import kernel
-from slipstream_jax.placement.base import check_hot, NO_ROWS, Placement, Plan, plan_with
-from slipstream_jax.placement.evictions import Eviction, EVICTIONS, Priorities
+from slipstream_jax.placement.base import (
+  check_hot,
+  NO_ROWS,
+  Placement,
+  Plan,
+  plan_with,
+)
+from slipstream_jax.placement.evictions import Eviction, EVICTIONS, Uses
 from slipstream_jax.types import HotRows, RowIds, Slots, StaleRows, Unique
 
 # Slots and priorities are non-negative i32, 31 bits each. The sign is unused.
 _FROZEN = 1 << 62
-_SLOT = _PRIORITY = (1 << 31) - 1
-_SHARE = 32  # of the slots are listed
+_SLOT = (1 << 31) - 1
+_MOST = (1 << 63) - 1
+_LISTED = 32  # one of so many slots is listed
 _SAMPLE = 4096
+_NONE = np.empty(0, bool)
 
 
 class Cache(NamedTuple):
@@ -51,10 +59,12 @@ class Cache(NamedTuple):
   """Number of the last known batch that uses each row plus 1, i32[N], or 0."""
   row_at: np.ndarray
   """Row in each slot, i64[C]. -1 = empty."""
-  key: np.ndarray
-  """Key of each slot, i64[C], see above."""
+  priority: np.ndarray
+  """Priority of the row in each slot, i32[C], at least 1. 0 = empty."""
   dirty: np.ndarray
   """Whether the row may have changed since it was loaded, bool[C]."""
+  frozen: np.ndarray
+  """Whether the row is frozen, bool[C]."""
   seen: np.ndarray
   """Scratch of `_next_uses`, i32[C]: the last step in which it saw the slot."""
 
@@ -137,28 +147,24 @@ def _start(
     place_of=np.zeros(num_rows, np.int32),
     latest_use=np.zeros(num_rows, np.int32),
     row_at=contents.copy(),
-    key=_keys(contents, priorities),
+    priority=np.where(full, priorities, 0).astype(np.int32),
     dirty=full & changed,
+    frozen=np.zeros(slots, bool),
     seen=np.full(slots, -1, np.int32),
   )
   cache.place_of[contents[full]] = 1 + np.flatnonzero(full)
   return State(cache, memory, hot)
 
 
-def _keys(contents: RowIds, priorities: Priorities) -> Int[np.ndarray, ' C']:
-  """Returns the keys of slots, i64[C], none of them frozen."""
-  of_rows = np.where(contents >= 0, priorities, np.int64(0))
-  return of_rows << 31 | np.arange(len(contents))
-
-
 def _freeze(state: State, stale: StaleRows | None) -> State:
   cache, frozen = state.cache, None
-  cache.key[:] &= ~_FROZEN
-  if stale is not None:
+  if stale is None:
+    cache.frozen[:] = False
+  else:
     hot = check_hot(state.hot, 'only hot rows can be frozen')
     frozen = hot.with_cold(stale, False)
     # -1, an empty slot, reads the last entry, False.
-    cache.key[:] |= frozen.take(hot.places(cache.row_at)) * _FROZEN
+    cache.frozen[:] = frozen.take(hot.places(cache.row_at))
   # `dirty` stays: rows that changed before they froze must still reach the
   # host. Rows that thaw have lower keys, so the list is made anew.
   return state._replace(frozen=frozen, low=NO_ROWS, limit=-1)
@@ -176,35 +182,31 @@ def _plan(
     # Each batch is noted once, in order, so an entry ends as the last use.
     if known >= state.known:
       _note(cache, uses.rows, known)
-  renewed = policy.renew(state.memory, step)
+  renewed = policy.renew(state.memory, cache.priority, step)
   if renewed is not None:
-    priorities = renewed((cache.key >> 31 & _PRIORITY).astype(np.int32))
-    cache.key[:] = cache.key & _FROZEN | _keys(cache.row_at, priorities)
+    # Empty slots keep 0, below every row.
+    np.copyto(cache.priority, renewed, where=cache.row_at >= 0)
     state = state._replace(low=NO_ROWS, limit=-1)
-  counts = state.memory if policy.counts else None
-  still = None
+  uses, frozen = policy.used(state.memory, batch, step), _NONE
   if state.frozen is not None:
     assert batch.hot is not None
     # For all rows of the batch: rows loaded after `_freeze` may be frozen, too.
-    still = state.frozen.take(batch.hot)
-  used = policy.used(state.memory, batch, step)
+    frozen = state.frozen.take(batch.hot)
   slots, fresh = np.empty((2, len(batch.rows)), np.int64)
-  count = _use(
-    cache, batch.rows, used, counts, still, state.limit, slots, fresh
-  )
+  _slots_of(cache, batch.rows, slots)
   # Hits are counted before the missing rows get slots.
   plan = plan_with(batch, slots)
   there = len(slots) - len(plan.load)
   # The batch's own slots cannot be taken.
   room = min(len(plan.load), len(cache.row_at) - there)
-  some = max(len(cache.key) // _SHARE, 2 * room, 1)
-  state, taken = _take(state, slots, coming, room, some)
-  evict = np.empty((2, len(taken)), np.int64)
-  dirty, more = _replace(
-    cache, batch.rows, plan.load, taken, used, counts, still, state.limit, slots, fresh[count:], evict
+  some = max(len(cache.row_at) // _LISTED, 2 * room, 1)
+  taken, low, limit = _take(state, slots, coming, room, some)
+  evict, evict_slots = np.empty((2, len(taken)), np.int64)
+  dirty = _replace(
+    cache, batch.rows, plan.load, taken, uses, slots, evict, evict_slots
   )
-  low = np.sort(np.concatenate([state.low, fresh[: count + more]]))
-  limit = state.limit
+  fresh = fresh[: _use(cache, slots, uses, frozen, limit, fresh)]
+  low = np.sort(np.concatenate([low, fresh]))
   if len(low) > 2 * some:
     low, limit = low[:some], int(low[some - 1])
   state = state._replace(
@@ -213,22 +215,19 @@ def _plan(
   # Rows without a slot are loaded for this step only.
   return state, plan._replace(
     store=plan.load[len(taken) :],
-    evict=evict[0, :dirty],
-    evict_slots=evict[1, :dirty],
+    evict=evict[:dirty],
+    evict_slots=evict_slots[:dirty],
   )
 
 
 def _take(
-  state: State,
-  slots: Slots,
-  coming: Sequence[Unique],
-  room: int,
-  some: int,
-) -> tuple[State, Int[np.ndarray, ' taken']]:
-  """Takes slots for `room` new rows, in the order of their eviction.
+  state: State, slots: Slots, coming: Sequence[Unique], room: int, some: int
+) -> tuple[Int[np.ndarray, ' taken'], Int[np.ndarray, ' low'], int]:
+  """Returns slots for `room` new rows, in the order of their eviction.
 
-  It takes fewer slots if batches known before are no longer upcoming, as after
-  the end of a schedule: their rows stay.
+  It returns fewer slots if batches known before are no longer upcoming, as
+  after the end of a schedule: their rows stay. Also returns the rest of the
+  list and its limit. It lists about `some` more slots when there are no others.
   """
   cache, step, low, limit = state.cache, state.step, state.low, state.limit
   taken, count = np.empty(room, np.int64), 0
@@ -236,7 +235,7 @@ def _take(
     count, read = _take_unused(cache, low, step, frozen, taken, count)
     low = low[read:]
     while count < room and (frozen or limit < _FROZEN):
-      more = _lowest(cache.key, limit, some)
+      more = _lowest(cache, limit, some)
       if not len(more):
         break
       limit = int(more[-1])
@@ -256,22 +255,54 @@ def _take(
       latest = np.concatenate(groups[::-1])[: room - count]
       taken[count : count + len(latest)] = latest
       count += len(latest)
-  return state._replace(low=low, limit=limit), taken[:count]
+  return taken[:count], low, limit
 
 
-def _lowest(
-  keys: Int[np.ndarray, ' C'], limit: int, some: int
-) -> Int[np.ndarray, ' low']:
-  """Returns the lowest keys above the limit, ascending, about `some` of them.
+def _lowest(cache: Cache, limit: int, some: int) -> Int[np.ndarray, ' low']:
+  """Returns about `some` of the lowest keys above the limit, ascending.
 
   It returns none only if there are none.
   """
-  every = max(1, len(keys) // _SAMPLE)
-  sample = keys[::every]
-  sample = np.sort(sample[sample > limit])
-  if some // every < len(sample):
-    keys = keys[keys <= sample[some // every]]
-  return np.sort(keys[keys > limit])
+  every, keys = (
+    max(1, len(cache.row_at) // _SAMPLE),
+    np.empty_like(cache.row_at),
+  )
+  sample = np.sort(keys[: _keys(cache, every, limit, _MOST, keys)])
+  most = sample[some // every] if some // every < len(sample) else _MOST
+  return np.sort(keys[: _keys(cache, 1, limit, most, keys)])
+
+
+@kernel
+@no_type_check
+def _key(cache: Cache, slot: int) -> int:
+  """Returns the slot's current key."""
+  # Widened first, as the shift by 31 bits overflows an i32.
+  key = np.int64(cache.priority[slot]) << 31 | slot
+  return key | np.int64(cache.frozen[slot]) << 62
+
+
+@kernel
+@no_type_check
+def _keys(
+  cache: Cache, every: int, limit: int, most: int, out: np.ndarray
+) -> int:
+  """Writes and counts the keys above the limit, up to `most`.
+
+  It looks at one of `every` slots.
+  """
+  count = 0
+  for slot in range(0, len(cache.row_at), every):
+    out[count] = key = _key(cache, slot)
+    count += (key > limit) & (key <= most)
+  return count
+
+
+@kernel
+@no_type_check
+def _slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
+  """Writes the slot of each row, i64[U]. -1 if it has none."""
+  for u in range(len(rows)):
+    out[u] = cache.place_of[rows[u]] - 1
 
 
 @kernel
@@ -299,7 +330,6 @@ def _take_unused(
   take `frozen` ones. Returns how many slots `out` has then, and the place in
   `low` from which it has what remains: used rows, and keys that were not read.
   """
-  keys, row_at, latest_use = cache.key, cache.row_at, cache.latest_use
   kept, read, last = 0, 0, -1
   while count < len(out) and read < len(low):
     key = low[read]
@@ -307,11 +337,11 @@ def _take_unused(
       break
     read += 1
     slot = key & _SLOT
-    if key == last or key != keys[slot]:
+    if key == last or key != _key(cache, slot):
       continue  # a copy, or outdated
     last = key
-    row = row_at[slot]
-    if row >= 0 and latest_use[row] > step:
+    row = cache.row_at[slot]
+    if row >= 0 and cache.latest_use[row] > step:
       low[kept] = key
       kept += 1
       continue
@@ -335,69 +365,11 @@ def _next_uses(
   count = 0
   for row in rows:
     slot = cache.place_of[row] - 1
-    if slot < 0 or cache.seen[slot] == step:
-      continue
-    if (cache.key[slot] >= _FROZEN) != frozen:
+    if slot < 0 or cache.seen[slot] == step or cache.frozen[slot] != frozen:
       continue
     cache.seen[slot] = step
     out[count] = slot
     count += 1
-  return count
-
-
-@kernel
-@no_type_check
-def _priority(count: np.float32) -> int:
-  """Does what `by_count` does."""
-  return np.float32(count).view(np.int32) + 1
-
-
-@kernel
-@no_type_check
-def _count(key: int) -> np.float32:
-  """Returns the count of a key whose priority is one."""
-  return np.int32((key >> 31 & _PRIORITY) - 1).view(np.float32)
-
-
-@kernel
-@no_type_check
-def _use(
-  cache: Cache,
-  rows: np.ndarray,
-  used: np.ndarray,
-  counts: np.ndarray | None,
-  frozen: np.ndarray | None,
-  limit: int,
-  slots: np.ndarray,
-  fresh: np.ndarray,
-) -> int:
-  """Writes the slot of each row of a batch, or -1, and marks the rows as used.
-
-  Writes keys that are new and not above the limit, and returns their number.
-  """
-  place_of, keys, dirty = cache.place_of, cache.key, cache.dirty
-  # A loop without branches waits for many rows of a large table at once.
-  for u in range(len(rows)):
-    slots[u] = place_of[rows[u]] - 1
-  count = 0
-  for u in range(len(rows)):
-    slot = slots[u]
-    if slot < 0:
-      continue
-    old = keys[slot]
-    if counts is None:
-      priority = used[u]
-    else:
-      priority = _priority(_count(old) + used[0])
-    # Widened first, as the shift by 31 bits overflows an i32.
-    key = np.int64(priority) << 31 | slot
-    if frozen is not None:
-      key |= np.int64(frozen[u]) << 62
-    # A row that changed before it froze stays dirty.
-    dirty[slot] |= key < _FROZEN
-    keys[slot] = key
-    fresh[count] = key
-    count += key <= limit and key != old
   return count
 
 
@@ -408,47 +380,84 @@ def _replace(
   rows: np.ndarray,
   load: np.ndarray,
   taken: np.ndarray,
-  used: np.ndarray,
-  counts: np.ndarray | None,
-  frozen: np.ndarray | None,
-  limit: int,
+  uses: Uses,
   slots: np.ndarray,
-  fresh: np.ndarray,
   evict: np.ndarray,
-) -> tuple[int, int]:
+  evict_slots: np.ndarray,
+) -> int:
   """Gives the slots taken to rows to load. Writes evicted rows and their slots.
 
   Writes and counts only rows that may have changed. The host's copies of all
-  others are current. Writes and counts new keys as `_use` does.
+  others are current.
   """
-  place_of, keys, dirty = cache.place_of, cache.key, cache.dirty
-  row_at = cache.row_at
-  # Loops without branches, as in `_use`.
-  for i in range(len(taken)):
-    if counts is None:
-      priority = np.int64(used[load[i]])
-    else:
-      priority = np.int64(_priority(counts[rows[load[i]]] + used[0]))
-    fresh[i] = priority << 31 | taken[i]
-  evicted = count = 0
+  counts, dirty, by_count = uses.counts, 0, len(uses.counts) > 0
   for i in range(len(taken)):
     slot = taken[i]
-    old = row_at[slot]
+    old = cache.row_at[slot]
     if old >= 0:
-      place_of[old] = 0
-      if counts is not None:
-        counts[old] = _count(keys[slot])
-      evict[0, evicted], evict[1, evicted] = old, slot
-      evicted += dirty[slot]
+      cache.place_of[old] = 0
+      if by_count:
+        counts[old] = _count(cache.priority[slot])
+      evict[dirty], evict_slots[dirty] = old, slot
+      dirty += cache.dirty[slot]
   for i in range(len(taken)):
-    slot, u, key = taken[i], load[i], fresh[i]
-    if frozen is not None:
-      key |= np.int64(frozen[u]) << 62
-    row_at[slot], place_of[rows[u]], slots[u] = rows[u], slot + 1, slot
-    keys[slot], dirty[slot] = key, key < _FROZEN
-    fresh[count] = key
-    count += key <= limit
-  if counts is not None:
+    slot, u = taken[i], load[i]
+    row, slots[u] = rows[u], slot
+    cache.row_at[slot], cache.place_of[row] = row, slot + 1
+    cache.dirty[slot] = False
+    cache.priority[slot] = _priority(counts[row]) if by_count else 0
+  if by_count:
     for i in range(len(taken), len(load)):
-      counts[rows[load[i]]] += used[0]
-  return evicted, count
+      counts[rows[load[i]]] += uses.weight
+  return dirty
+
+
+@kernel
+@no_type_check
+def _priority(count: np.float32) -> int:
+  """Does what `evictions.by_count` does."""
+  return np.float32(count).view(np.int32) + 1
+
+
+@kernel
+@no_type_check
+def _count(priority: int) -> np.float32:
+  return np.int32(priority - 1).view(np.float32)
+
+
+@kernel
+@no_type_check
+def _use(
+  cache: Cache,
+  slots: np.ndarray,
+  uses: Uses,
+  frozen: np.ndarray,
+  limit: int,
+  fresh: np.ndarray,
+) -> int:
+  """Marks the rows of a batch, i64[U], as used.
+
+  Slots are -1 where there was no room. Rows that are not frozen become dirty.
+  Writes and counts the keys that changed and are not above the limit.
+  """
+  count, by_count = 0, len(uses.counts) > 0
+  for u in range(len(slots)):
+    slot = slots[u]
+    if slot < 0:
+      continue
+    old = cache.priority[slot]
+    if by_count:
+      new = _priority(_count(old) + uses.weight)
+    else:
+      new = np.int64(uses.priorities[u])
+    key = new << 31 | slot
+    if len(frozen):
+      cache.frozen[slot] = frozen[u]
+      key |= np.int64(frozen[u]) << 62
+    # A row that changed before it froze stays dirty.
+    cache.dirty[slot] |= key < _FROZEN
+    cache.priority[slot] = new
+    if key <= limit and new != old:
+      fresh[count] = key
+      count += 1
+  return count

@@ -20,6 +20,21 @@ Priorities = Int[np.ndarray, ' U']
 """Priorities of rows or slots, i32, at least 1. The lowest is evicted first."""
 
 
+Counts = Float[np.ndarray, ' N']
+"""Uses of each row, f32. Later uses weigh more, which spares ageing the
+counts."""
+
+
+class Uses(NamedTuple):
+  """The new priorities of a batch's rows."""
+
+  priorities: Priorities = np.empty(0, np.int32)
+  """Empty: those by count, after `weight` was added to the counts."""
+  counts: Counts = np.empty(0, np.float32)
+  """Counts of the rows that are in no slot. Priorities tell those in slots."""
+  weight: np.float32 = np.float32(0)
+
+
 class Eviction(NamedTuple):
   """An eviction policy: the priorities of rows, which change only with use."""
 
@@ -27,17 +42,13 @@ class Eviction(NamedTuple):
   """Returns the policy's memory and the priority of each slot, given N, the hot
   rows and the first rows in the slots, i64[C]. Priorities of empty slots are
   ignored."""
-  used: Callable[[Any, Unique, int], Priorities | Float[np.ndarray, '1']]
-  """Returns the new priorities of a batch's rows, given the memory, the batch
-  and its number. If the policy counts, what a use adds to a count, f32[1]."""
-  counts: bool = False
-  """Whether priorities are `by_count`. The memory then has the counts of the
-  rows that are in no slot, f32[N], which the cache keeps."""
-  renew: Callable[
-    [Any, int], Callable[[Priorities], Priorities] | None
-  ] = lambda memory, step: None
-  """Returns how to compute the new priorities of all slots from the old ones,
-  or None to keep them, given the memory and the number of the next batch."""
+  used: Callable[[Any, Unique, int], Uses]
+  """Returns the new priorities, given the memory, the batch and its number."""
+  renew: Callable[[Any, Priorities, int], Priorities | None] = (
+    lambda memory, priorities, step: None
+  )
+  """Returns new priorities of all slots, or None to keep them, given the
+  memory, the priorities and the number of the next batch."""
   looks_ahead: bool = False
   """Whether rows of known batches are kept as long as others can be evicted."""
 
@@ -50,8 +61,8 @@ def _lru_start(
   return slots, np.arange(slots, 0, -1, dtype=np.int32)
 
 
-def _lru_used(slots: int, batch: Unique, step: int) -> Priorities:
-  return np.full(len(batch.rows), slots + 1 + step, np.int32)
+def _lru_used(slots: int, batch: Unique, step: int) -> Uses:
+  return Uses(np.full(len(batch.rows), slots + 1 + step, np.int32))
 
 
 def _static_start(
@@ -71,20 +82,13 @@ def _static(
   return ranked.astype(np.int32)
 
 
-def _static_used(
-  memory: tuple[int, int], batch: Unique, step: int
-) -> Priorities:
+def _static_used(memory: tuple[int, int], batch: Unique, step: int) -> Uses:
   slots, num_hot = memory
   assert batch.hot is not None
-  return _static(batch.hot, num_hot, slots + 1 + step)
+  return Uses(_static(batch.hot, num_hot, slots + 1 + step))
 
 
-Counts = Float[np.ndarray, ' N']
-"""Uses of each row, f32, cached or not. Later uses weigh more, which spares
-ageing the counts."""
-
-
-def by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
+def _by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
   """Returns the priorities of rows with these counts, f32, at least 0."""
   # Non-negative floats sort like their bits. 0 is for empty slots.
   return counts.view(np.int32) + 1
@@ -95,25 +99,26 @@ def _lfu_start(
 ) -> tuple[Counts, Priorities]:
   slots = len(contents)
   counts = 2 - np.arange(slots) / slots  # above that of a row used once
-  return np.zeros(num_rows, np.float32), by_count(counts.astype(np.float32))
+  return np.zeros(num_rows, np.float32), _by_count(counts.astype(np.float32))
 
 
-def _lfu_used(counts: Counts, batch: Unique, step: int) -> Float[np.ndarray, '1']:
+def _lfu_used(counts: Counts, batch: Unique, step: int) -> Uses:
   # Only ratios matter, so later uses weigh more and the N counts need no decay.
-  return np.full(1, 2 ** (step % _REBASE / HALF_LIFE), np.float32)
+  weight = np.float32(2 ** (step % _REBASE / HALF_LIFE))
+  return Uses(counts=counts, weight=weight)
 
 
 def _lfu_renew(
-  counts: Counts, step: int
-) -> Callable[[Priorities], Priorities] | None:
+  counts: Counts, priorities: Priorities, step: int
+) -> Priorities | None:
   if step == 0 or step % _REBASE:
     return None
   scale = np.float32(2 ** (-_REBASE / HALF_LIFE))
   counts *= scale
-  return lambda old: by_count((old - 1).view(np.float32) * scale)
+  return _by_count((priorities - 1).view(np.float32) * scale)
 
 
-_LFU = Eviction(_lfu_start, _lfu_used, True, _lfu_renew)
+_LFU = Eviction(_lfu_start, _lfu_used, _lfu_renew)
 
 EVICTIONS: dict[str, Eviction] = {
   'static': Eviction(_static_start, _static_used),
