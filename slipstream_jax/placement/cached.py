@@ -141,10 +141,13 @@ def _start(
   if contents is None:
     contents = _keeps(capacity, num_rows, hot)
   slots, full = len(contents), contents >= 0
-  memory, priorities = policy.start(num_rows, hot, contents)
+  # A row's place and count are side by side, as a miss reads both.
+  by_row = np.zeros((num_rows, 2 if policy.counts else 1), np.int32)
+  counts = by_row[:, -1].view(np.float32)
+  memory, priorities = policy.start(counts, hot, contents)
   # Arrays of N find a row in constant time, for 8 bytes of host memory a row.
   cache = Cache(
-    place_of=np.zeros(num_rows, np.int32),
+    place_of=by_row[:, 0],
     latest_use=np.zeros(num_rows, np.int32),
     row_at=contents.copy(),
     priority=np.where(full, priorities, 0).astype(np.int32),

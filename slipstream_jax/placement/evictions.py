@@ -44,6 +44,8 @@ class Eviction(NamedTuple):
   ignored."""
   used: Callable[[Any, Unique, int], Uses]
   """Returns the new priorities, given the memory, the batch and its number."""
+  counts: bool = False
+  """Whether it counts the uses of rows."""
   renew: Callable[[Any, Priorities, int], Priorities | None] = (
     lambda memory, priorities, step: None
   )
@@ -54,7 +56,7 @@ class Eviction(NamedTuple):
 
 
 def _lru_start(
-  num_rows: int, hot: HotRows | None, contents: RowIds
+  counts: Counts, hot: HotRows | None, contents: RowIds
 ) -> tuple[int, Priorities]:
   slots = len(contents)
   # The most popular row comes first and is evicted last. Any use ranks higher.
@@ -66,10 +68,10 @@ def _lru_used(slots: int, batch: Unique, step: int) -> Uses:
 
 
 def _static_start(
-  num_rows: int, hot: HotRows | None, contents: RowIds
+  counts: Counts, hot: HotRows | None, contents: RowIds
 ) -> tuple[tuple[int, int], Priorities]:
   hot = check_hot(hot, 'eviction static ranks rows by their popularity')
-  slots, cold = _lru_start(num_rows, hot, contents)
+  slots, cold = _lru_start(counts, hot, contents)
   num_hot = len(hot.rows)
   return (slots, num_hot), _static(hot.places(contents), num_hot, cold)
 
@@ -95,11 +97,11 @@ def _by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
 
 
 def _lfu_start(
-  num_rows: int, hot: HotRows | None, contents: RowIds
+  counts: Counts, hot: HotRows | None, contents: RowIds
 ) -> tuple[Counts, Priorities]:
   slots = len(contents)
-  counts = 2 - np.arange(slots) / slots  # above that of a row used once
-  return np.zeros(num_rows, np.float32), _by_count(counts.astype(np.float32))
+  first = 2 - np.arange(slots) / slots  # above that of a row used once
+  return counts, _by_count(first.astype(np.float32))
 
 
 def _lfu_used(counts: Counts, batch: Unique, step: int) -> Uses:
@@ -118,7 +120,7 @@ def _lfu_renew(
   return _by_count((priorities - 1).view(np.float32) * scale)
 
 
-_LFU = Eviction(_lfu_start, _lfu_used, _lfu_renew)
+_LFU = Eviction(_lfu_start, _lfu_used, True, _lfu_renew)
 
 EVICTIONS: dict[str, Eviction] = {
   'static': Eviction(_static_start, _static_used),
