@@ -15,10 +15,10 @@ key holds all of this:
 
     bit 62: frozen | bits 31..61: priority, 0 = empty | bits 0..30: slot
 
-The lowest keys are in a sorted list. It has all keys up to a limit, so a use
-that makes a key larger than the limit does not touch it. Outdated entries are
-dropped when they are read. A pass over all slots fills the list when it has no
-more rows to evict.
+A sorted list has all keys up to a limit. A row's key only grows while the row
+stays, so a use rarely adds to the list. Outdated keys are dropped when they are
+read. When no row of the list can be evicted, a pass over all slots adds the
+lowest keys above the limit.
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ from slipstream_jax.types import HotRows, RowIds, Slots, StaleRows, Unique
 _FROZEN = 1 << 62
 _SLOT = (1 << 31) - 1
 _MOST = (1 << 63) - 1
-_LISTED = 32  # one of so many slots is listed
-_SAMPLE = 4096
+_LISTED = 32  # about one of so many slots is in the list
+_SAMPLE = 4096  # slots that tell which keys are low
 _NONE = np.empty(0, bool)
 
 
@@ -116,6 +116,7 @@ def cached(
     freeze=_freeze,
     look_ahead=ahead,
     needs_hot=True,  # to start with, and always for 'static'
+    reads_hot=policy.reads_hot,
     capacity=capacity,
   )
 
@@ -141,11 +142,11 @@ def _start(
   if contents is None:
     contents = _keeps(capacity, num_rows, hot)
   slots, full = len(contents), contents >= 0
-  # A row's place and count are side by side, as a miss reads both.
+  # Arrays of N find a row in constant time, for 8 bytes of host memory a row,
+  # or 12 with counts. They are beside the slots, as a miss reads both.
   by_row = np.zeros((num_rows, 2 if policy.counts else 1), np.int32)
   counts = by_row[:, -1].view(np.float32)
   memory, priorities = policy.start(counts, hot, contents)
-  # Arrays of N find a row in constant time, for 8 bytes of host memory a row.
   cache = Cache(
     place_of=by_row[:, 0],
     latest_use=np.zeros(num_rows, np.int32),
@@ -181,10 +182,10 @@ def _plan(
   cache, step = state.cache, state.step
   # Rows of this batch or of a later known one are evicted last.
   known = step
-  for known, uses in enumerate([batch, *coming], start=step):
+  for known, later in enumerate([batch, *coming], start=step):
     # Each batch is noted once, in order, so an entry ends as the last use.
     if known >= state.known:
-      _note(cache, uses.rows, known)
+      _note(cache, later.rows, known)
   renewed = policy.renew(state.memory, cache.priority, step)
   if renewed is not None:
     # Empty slots keep 0, below every row.
@@ -192,9 +193,9 @@ def _plan(
     state = state._replace(low=NO_ROWS, limit=-1)
   uses, frozen = policy.used(state.memory, batch, step), _NONE
   if state.frozen is not None:
-    assert batch.hot is not None
+    assert state.hot is not None
     # For all rows of the batch: rows loaded after `_freeze` may be frozen, too.
-    frozen = state.frozen.take(batch.hot)
+    frozen = state.frozen.take(state.hot.places(batch.rows))
   slots, fresh = np.empty((2, len(batch.rows)), np.int64)
   _slots_of(cache, batch.rows, slots)
   # Hits are counted before the missing rows get slots.
@@ -230,7 +231,7 @@ def _take(
 
   It returns fewer slots if batches known before are no longer upcoming, as
   after the end of a schedule: their rows stay. Also returns the rest of the
-  list and its limit. It lists about `some` more slots when there are no others.
+  list and its limit. The list gets about `some` keys when it is used up.
   """
   cache, step, low, limit = state.cache, state.step, state.low, state.limit
   taken, count = np.empty(room, np.int64), 0
@@ -266,10 +267,8 @@ def _lowest(cache: Cache, limit: int, some: int) -> Int[np.ndarray, ' low']:
 
   It returns none only if there are none.
   """
-  every, keys = (
-    max(1, len(cache.row_at) // _SAMPLE),
-    np.empty_like(cache.row_at),
-  )
+  keys = np.empty_like(cache.row_at)
+  every = max(1, len(keys) // _SAMPLE)
   sample = np.sort(keys[: _keys(cache, every, limit, _MOST, keys)])
   most = sample[some // every] if some // every < len(sample) else _MOST
   return np.sort(keys[: _keys(cache, 1, limit, most, keys)])
@@ -312,9 +311,8 @@ def _slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
 @no_type_check
 def _note(cache: Cache, rows: np.ndarray, number: int) -> None:
   """Records that the rows are used by batch `number`, the last known one."""
-  latest_use = cache.latest_use
   for row in rows:
-    latest_use[row] = number + 1
+    cache.latest_use[row] = number + 1
 
 
 @kernel
@@ -418,7 +416,7 @@ def _replace(
 @kernel
 @no_type_check
 def _priority(count: np.float32) -> int:
-  """Does what `evictions.by_count` does."""
+  """Returns the priority by count, as in `evictions`."""
   return np.float32(count).view(np.int32) + 1
 
 

@@ -19,38 +19,39 @@ _HOT = 1 << 30  # above all priorities of cold rows, slots + steps
 Priorities = Int[np.ndarray, ' U']
 """Priorities of rows or slots, i32, at least 1. The lowest is evicted first."""
 
-
 Counts = Float[np.ndarray, ' N']
-"""Uses of each row, f32. Later uses weigh more, which spares ageing the
-counts."""
+"""Uses of each row that is in no slot, f32. The priority of a slot has the
+count of its row. Later uses weigh more, which spares ageing the counts."""
 
 
 class Uses(NamedTuple):
-  """The new priorities of a batch's rows."""
+  """The new priorities of a batch's rows: given, or by count."""
 
   priorities: Priorities = np.empty(0, np.int32)
-  """Empty: those by count, after `weight` was added to the counts."""
   counts: Counts = np.empty(0, np.float32)
-  """Counts of the rows that are in no slot. Priorities tell those in slots."""
+  """Empty: priorities are given."""
   weight: np.float32 = np.float32(0)
+  """What the batch adds to the count of each of its rows."""
 
 
 class Eviction(NamedTuple):
   """An eviction policy: the priorities of rows, which change only with use."""
 
-  start: Callable[[int, HotRows | None, RowIds], tuple[Any, Priorities]]
-  """Returns the policy's memory and the priority of each slot, given N, the hot
-  rows and the first rows in the slots, i64[C]. Priorities of empty slots are
-  ignored."""
+  start: Callable[[Counts, HotRows | None, RowIds], tuple[Any, Priorities]]
+  """Returns the policy's memory and the priority of each slot, given zeros, the
+  hot rows and the first rows in the slots, i64[C]. Priorities of empty slots
+  are ignored."""
   used: Callable[[Any, Unique, int], Uses]
   """Returns the new priorities, given the memory, the batch and its number."""
   counts: bool = False
-  """Whether it counts the uses of rows."""
+  """Whether priorities are by count. Others must not use the zeros."""
   renew: Callable[[Any, Priorities, int], Priorities | None] = (
     lambda memory, priorities, step: None
   )
   """Returns new priorities of all slots, or None to keep them, given the
   memory, the priorities and the number of the next batch."""
+  reads_hot: bool = False
+  """Whether `used` reads `Unique.hot`."""
   looks_ahead: bool = False
   """Whether rows of known batches are kept as long as others can be evicted."""
 
@@ -91,7 +92,6 @@ def _static_used(memory: tuple[int, int], batch: Unique, step: int) -> Uses:
 
 
 def _by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
-  """Returns the priorities of rows with these counts, f32, at least 0."""
   # Non-negative floats sort like their bits. 0 is for empty slots.
   return counts.view(np.int32) + 1
 
@@ -120,10 +120,10 @@ def _lfu_renew(
   return _by_count((priorities - 1).view(np.float32) * scale)
 
 
-_LFU = Eviction(_lfu_start, _lfu_used, True, _lfu_renew)
+_LFU = Eviction(_lfu_start, _lfu_used, counts=True, renew=_lfu_renew)
 
 EVICTIONS: dict[str, Eviction] = {
-  'static': Eviction(_static_start, _static_used),
+  'static': Eviction(_static_start, _static_used, reads_hot=True),
   'lru': Eviction(_lru_start, _lru_used),
   'lfu': _LFU,
   'look_ahead': _LFU._replace(looks_ahead=True),
