@@ -210,7 +210,8 @@ def _plan(
     cache, batch.rows, plan.load, taken, uses, slots, evict, evict_slots
   )
   fresh = fresh[: _use(cache, slots, uses, frozen, limit, fresh)]
-  low = np.sort(np.concatenate([low, fresh]))
+  # A stable sort merges two sorted parts.
+  low = np.sort(np.concatenate([low, np.sort(fresh)]), kind='stable')
   if len(low) > 2 * some:
     low, limit = low[:some], int(low[some - 1])
   state = state._replace(
