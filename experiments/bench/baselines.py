@@ -32,7 +32,7 @@ class Examples(NamedTuple):
   ids: 'Tensor'
   """Local ids, feature-major: i64[F, B]."""
   starts: 'Tensor'
-  """Where the bag of each lookup starts, and the end: i64[F * B + 1]."""
+  """Start of the bag of each lookup, and the last end: i64[F * B + 1]."""
   labels: 'Tensor'
   """f32[B]."""
   weights: 'Tensor'

@@ -1,19 +1,15 @@
 """Runs a bench: shows its figures as tables, and keeps them in a file.
 
 A bench is a generator of titles with figures: facts by name, or the rows of a
-table. It imports JAX when it is called.
+table.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-import pathlib
-from typing import Any, Literal, NoReturn, TYPE_CHECKING
+from typing import Any, Literal, NoReturn
 
 from absl import flags
 
 from experiments.common import cli
-
-if TYPE_CHECKING:
-  from rich.console import Console
 
 Item = tuple[str, Mapping[str, Any] | list[dict[str, Any]]]
 """A title and its figures."""
@@ -22,44 +18,40 @@ flags.disclaim_key_flags()  # --help shows --output as the program's own
 
 
 def run(
-  bench: Callable[..., Iterator[Item]],
+  bench: Callable[..., Iterator[Item]] | str,
   config: Literal['required', 'none'] = 'required',
   words: str = '',
 ) -> NoReturn:
   """Runs a bench as a program.
 
   Args:
-    bench: called with the config, if any, the words, and a progress bar.
+    bench: called with the config, if any, the words, a progress bar and the
+      program's flags. A function, or 'module:function'.
     config: as in `cli.run`.
     words: as in `cli.run`.
   """
-  output = flags.DEFINE_string('output', None, 'JSON file for the figures.')
+  flags.DEFINE_string('output', None, 'JSON file for the figures.')
 
   def main(*arguments: Any) -> None:
-    from experiments.common import errors, record, report
+    from experiments.common import errors, report
     from experiments.common.progress import Bar
-    from experiments.common.workdir import writable
+    from experiments.common.workdir import json_output
 
+    asked = cli.own_flags()
+    measure = cli.imported(bench) if isinstance(bench, str) else bench
     if config == 'required':
       errors.check(arguments[0])
       arguments[0].skip.mode = 'off'  # every batch costs the same
-    if output.value:  # before minutes are spent
-      writable(str(pathlib.Path(output.value).parent), '--output')
     screen = report.console()
-    with Bar(screen, None, '') as bar:
-      figures = dict(bench(*arguments, bar))
-    show(screen, figures)
-    if output.value:
-      record.write_json(pathlib.Path(output.value), figures)
+    with json_output(asked.pop('output')) as write:  # before minutes are spent
+      with Bar(screen, None, '') as bar:
+        figures = dict(measure(*arguments, bar, **asked))
+      for title, values in figures.items():
+        screen.print(title, style='bold', highlight=False)
+        if isinstance(values, Mapping):
+          screen.print(report.facts(values))
+        else:
+          screen.print(report.table('', values))
+      write(figures)
 
   cli.run(main, config, words, 'nothing was written')
-
-
-def show(screen: 'Console', figures: Mapping[str, Any]) -> None:
-  """Prints figures as tables."""
-  from experiments.common import report
-
-  for title, values in figures.items():
-    screen.print(title, style='bold', highlight=False)
-    facts = isinstance(values, Mapping)
-    screen.print(report.facts(values) if facts else report.table('', values))

@@ -1,1 +1,1 @@
-"""What the programs share: config to objects, the screen, the run's folder."""
+"""Code that several programs share: configs, the screen, folders of runs."""

@@ -47,7 +47,7 @@ MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'dlrm': _dlrm,
   'tbsm': _tbsm,
 }
-"""By `config.model.name`."""
+"""Functions that make a model, by `config.model.name`."""
 
 
 def model_of(model: ml_collections.ConfigDict) -> nn.Module:

@@ -73,7 +73,7 @@ class Picture(NamedTuple):
 
   title: str
   figure: Any
-  """As `figure` makes it."""
+  """A figure from `figure`."""
   about: str = ''
 
 
@@ -91,11 +91,17 @@ def write(
   warning: str = '',
   about: str = '',
 ) -> None:
-  """Writes a page. Leaves out tables without rows and sections without blocks.
+  """Writes a page; see `html`."""
+  replace(path, html(title, sections, warning, about))
+
+
+def html(
+  title: str, sections: Sequence[Section], warning: str = '', about: str = ''
+) -> str:
+  """Returns a page without tables that lack rows and sections that lack blocks.
 
   Args:
-    path: of the HTML file.
-    title: of the page.
+    title: title of the page.
     sections: its content, in order.
     warning: a sentence in a red box.
     about: what was run, where and when.
@@ -115,7 +121,7 @@ def write(
     undefined=jinja2.StrictUndefined,
   )
   source = pathlib.Path(__file__).with_name('page.html').read_text()
-  text = environment.from_string(source).render(
+  text: str = environment.from_string(source).render(
     title=title,
     sections=[section for section in full if section.blocks],
     warning=warning,
@@ -125,7 +131,7 @@ def write(
     align=_align,
     cell=report.text,
   )
-  replace(path, text + '\n')
+  return text + '\n'
 
 
 def figure(

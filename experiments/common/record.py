@@ -21,9 +21,51 @@ METRICS = 'metrics.jsonl'
 _FLUSH_S = 30.0
 
 
+def as_json(value: Any) -> str:
+  """Formats a value as JSON for a file that people may read."""
+  return json.dumps(value, indent=2, allow_nan=False) + '\n'
+
+
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes JSON into a file that is never half-written."""
-  replace(path, json.dumps(value, indent=2, allow_nan=False) + '\n')
+  replace(path, as_json(value))
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the value of a JSON file; {} if there is no such file.
+
+  Raises:
+    UserError: the file is damaged.
+  """
+  return _parsed(path, path.read_bytes()) if path.exists() else {}
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the lines of a JSON-lines file; none if there is no such file.
+
+  A last line of which a killed run wrote only a part is left out.
+
+  Raises:
+    UserError: a line is damaged.
+  """
+  data = path.read_bytes() if path.exists() else b''
+  lines = data.rpartition(b'\n')[0].splitlines()
+  return [_parsed(path, line) for line in lines]
+
+
+def _parsed(path: pathlib.Path, text: bytes) -> dict[str, Any]:
+  try:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+      raise ValueError(f'a {type(value).__name__}')
+    return value
+  except ValueError as error:
+    raise UserError(
+      f'{path.name} must be JSON, with names and values',
+      got=error,
+      where=str(path),
+      hint='correct or remove it, or name another folder',
+    ) from error
 
 
 def config_of(workdir: pathlib.Path) -> ml_collections.ConfigDict:
@@ -70,24 +112,10 @@ class Recorder:
       UserError: the file of metrics is damaged.
     """
     self._path = workdir / METRICS
-    self.lines = [line for line in self._old_lines() if line['step'] <= step]
+    lines = read_lines(self._path)
+    self.lines = [line for line in lines if line['step'] <= step]
     self._write_all()
     self._events = _Events(workdir / 'tensorboard', step)
-
-  def _old_lines(self) -> list[dict[str, Any]]:
-    if not self._path.exists():
-      return []
-    # A killed run may have left half a line at the end.
-    whole = self._path.read_text().rpartition('\n')[0].splitlines()
-    try:
-      return [json.loads(line) for line in whole]
-    except ValueError as error:
-      raise UserError(
-        'each line of the metrics must be JSON',
-        got=str(error),
-        where=str(self._path),
-        hint='correct the line, or remove it',
-      ) from error
 
   def _write_all(self) -> None:
     replace(self._path, ''.join(_as_text(line) for line in self.lines))

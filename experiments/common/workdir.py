@@ -1,25 +1,33 @@
 """Checks and locks the folder of a run before any work is done."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import datetime
+import errno
 import fcntl
 import json
 import os
 import pathlib
 import re
 import shutil
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_collections
 
 from experiments.common import cli
-from experiments.common.record import CONFIG, config_of, SUMMARY, write_json
+from experiments.common.record import (
+  as_json,
+  CONFIG,
+  config_of,
+  SUMMARY,
+  write_json,
+)
 from slipstream_jax.checkpoint.chain import READABLE
 from slipstream_jax.checkpoint.manifest import steps_in
 from slipstream_jax.checkpoint.places import open_place, user_errors
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.errors import UserError
+from slipstream_jax.files import written
 
 _CHECKPOINTS = 'checkpoints'
 _LOCK = 'run.lock'
@@ -106,10 +114,10 @@ def _locked(workdir: pathlib.Path) -> int:
 
 def _unwritable(name: str, where: str, error: OSError) -> UserError:
   return UserError(
-    'a program must be able to write to its folder',
+    'a program must be able to write its output',
     got=f'{name}: {error.strerror}',
     where=where,
-    hint='name a folder that you may write, on a disk with room',
+    hint='name a place that you may write, on a disk with room',
   )
 
 
@@ -147,6 +155,43 @@ def made_folder(name: str, where: str) -> Iterator[pathlib.Path]:
     yield writable(name, where)
   finally:
     _remove(new)
+
+
+@contextlib.contextmanager
+def output_file(
+  path: pathlib.Path, where: str = '--output'
+) -> Iterator[BinaryIO]:
+  """Opens a new file, which gets its name when the block ends.
+
+  Its folder is made, and removed if the block fails.
+
+  Args:
+    path: the file.
+    where: the flag that names it.
+
+  Raises:
+    UserError: the file cannot be written. Known before the block begins.
+  """
+  try:
+    if path.is_dir():
+      raise IsADirectoryError(errno.EISDIR, 'Is a directory', path)
+    with made_folder(str(path.parent), where), written(path) as file:
+      yield file
+  except OSError as error:
+    # An error of the block is about another file, or about a full disk.
+    if not str(error.filename).startswith(str(path)):
+      raise
+    raise _unwritable(str(path), where, error) from error
+
+
+@contextlib.contextmanager
+def json_output(name: str | None) -> Iterator[Callable[[Any], object]]:
+  """Yields a function that writes a value as JSON into --output, if given."""
+  if not name:
+    yield lambda value: None
+    return
+  with output_file(pathlib.Path(name)) as file:
+    yield lambda value: file.write(as_json(value).encode())
 
 
 def free_bytes(workdir: pathlib.Path) -> int:

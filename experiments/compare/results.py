@@ -5,32 +5,32 @@ the runs' learning curves. The points of a run are written before its line, so
 a comparison that is killed anywhere leaves no half of a run.
 """
 
-from collections.abc import Iterable, Sequence
-import csv
-import io
+from collections.abc import Sequence
 import json
 import math
 import pathlib
-import typing
 from typing import Any, NamedTuple, TypeVar
 
 import ml_collections
 
+from experiments.common import results
 from experiments.common.record import CONFIG, write_json
 from experiments.common.usage import keys_of
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.errors import UserError
-from slipstream_jax.files import replace
 
 RUNS, CURVE = 'compare.csv', 'curve.csv'
 PLAIN, CONTROL, OURS = 'plain', 'random', 'surprise_offset'
 _FREE = {'seed', 'resume'}  # runs of other seeds may be added
 _FLAGS = {'longer', 'own'}
-_END = '\r\n'  # of a line, as Python's csv writes it
+_UNKNOWN = {
+  **dict.fromkeys(('auc', 'log_loss'), math.nan),
+  **dict.fromkeys(('examples_hot', 'calibration')),
+}
+"""The values of empty fields."""
 
 
 class Cell(NamedTuple):
-  """What is trained once for every seed."""
+  """A policy at a target, which is trained once for every seed."""
 
   policy: str
   """`PLAIN` or a policy's name, which may end with `_small`."""
@@ -114,24 +114,19 @@ class Results:
         else, or damaged files.
     """
     self._folder = workdir
-    resolved = {**json.loads(config.to_json_best_effort()), **given}
-    if (workdir / CONFIG).exists():
-      _check_same(workdir / CONFIG, resolved)
-    elif any(workdir.iterdir()):
-      raise UserError(
-        'a comparison needs a new or empty folder, or one to continue',
-        got=workdir,
-        where='--workdir',
-        hint='name another one',
-      )
+    new = {**json.loads(config.to_json_best_effort()), **given}
+    if old := results.settings_in(workdir, CONFIG):
+      olds, news = map(_by_key, (old, new))
+      keys = sorted((olds.keys() | news.keys()) - _FREE)
+      names = {k: f'--{k}' if k in _FLAGS else f'config.{k}' for k in keys}
+      results.check_same(olds, news, names)
     self.runs = _read(workdir / RUNS, Run)
     finished = {run[:3] for run in self.runs}
     # A killed run may have left points without its line.
     points = _read(workdir / CURVE, Point)
     self.curve = [point for point in points if point[:3] in finished]
-    write_json(workdir / CONFIG, resolved)
-    replace(workdir / RUNS, _text([Run._fields, *self.runs]))
-    replace(workdir / CURVE, _text([Point._fields, *self.curve]))
+    write_json(workdir / CONFIG, new)
+    self._save()
 
   def has(self, seed: int, cell: Cell) -> bool:
     """Whether that run is finished."""
@@ -140,75 +135,26 @@ class Results:
   def add(self, run: Run, points: Sequence[Point]) -> None:
     """Keeps a finished run and its learning curve."""
     with held():
-      for name, lines in ((CURVE, points), (RUNS, [run])):
-        with (self._folder / name).open('a', newline='') as file:
-          file.write(_text(lines))
       self.curve += points
       self.runs.append(run)
+      self._save()
+
+  def _save(self) -> None:
+    curve = (point._asdict() for point in self.curve)
+    results.write(self._folder / CURVE, Point._fields, curve)
+    runs = (run._asdict() for run in self.runs)
+    results.write(self._folder / RUNS, Run._fields, runs)
 
 
-def _check_same(path: pathlib.Path, new: dict[str, Any]) -> None:
-  try:
-    old = json.loads(path.read_text())
-  except ValueError as error:
-    raise UserError(
-      'the config of a comparison must be JSON',
-      got=error,
-      where=str(path),
-      hint='start in another --workdir',
-    ) from error
-  olds, news = (
-    dict(keys_of(ml_collections.ConfigDict(config, convert_dict=True)))
-    for config in (old, new)
-  )
-  for key in sorted(olds.keys() | news.keys()):
-    if key not in _FREE and olds.get(key) != news.get(key):
-      name = f'--{key}' if key in _FLAGS else f'config.{key}'
-      raise UserError(
-        f'a continued comparison must keep {name}, which was {olds.get(key)}',
-        got=news.get(key),
-        where=name,
-        hint='use the settings it was started with, or another --workdir',
-      )
-
-
-def _text(lines: Iterable[Sequence[Any]]) -> str:
-  written = io.StringIO(newline='')
-  csv.writer(written, lineterminator=_END).writerows(
-    ['' if value != value else value for value in line] for line in lines
-  )
-  return written.getvalue()
+def _by_key(config: dict[str, Any]) -> dict[str, Any]:
+  return dict(keys_of(ml_collections.ConfigDict(config, convert_dict=True)))
 
 
 def _read(path: pathlib.Path, kind: type[Line]) -> list[Line]:
-  """Returns the lines of a file, without a last one that was cut off."""
-  if not path.exists():
-    return []
-  # A line that was cut off may end within a character.
-  text = path.read_bytes().rpartition(_END.encode())[0].decode()
-  if not text:
-    return []
-  header, *lines = csv.reader(text.splitlines())
-  hints = typing.get_type_hints(kind).values()
+  unknown = {name: x for name, x in _UNKNOWN.items() if name in kind._fields}
+  rows = results.read(path, kind._fields, ['policy'])
   try:
-    if tuple(header) != kind._fields:
-      raise ValueError(','.join(header))
-    return [
-      kind(*(_parsed(*pair) for pair in zip(hints, line, strict=True)))
-      for line in lines
-    ]
-  except ValueError as error:
-    raise UserError(
-      f'a comparison must hold {", ".join(kind._fields)}',
-      got=error,
-      where=str(path),
-      hint='it is of another version, or damaged: use another --workdir',
-    ) from error
-
-
-def _parsed(hint: Any, text: str) -> Any:
-  """Returns the value of a field. An empty one is unknown: NaN or None."""
-  optional = hint == float | None
-  if not text and (optional or hint is float):
-    return None if optional else math.nan
-  return float(text) if optional else hint(text)
+    return [kind(**{**unknown, **row}) for row in rows]
+  except TypeError as error:
+    rule = f'a line must hold {", ".join(kind._fields)}'
+    raise results.damaged(path, rule, [error]) from error

@@ -1,15 +1,14 @@
 """Computes the metrics of a run on examples that it was not trained on."""
 
-import contextlib
 import pathlib
 import time
 from typing import Any
 
 import ml_collections
 
-from experiments.common import datasets, interrupts, loading, record, report
+from experiments.common import datasets, interrupts, loading, report
 from experiments.common.loading import LoadedRun
-from experiments.common.workdir import made_folder
+from experiments.common.workdir import json_output
 from slipstream_jax.errors import UserError
 from slipstream_jax.training import evaluate, metrics
 
@@ -17,42 +16,28 @@ from slipstream_jax.training import evaluate, metrics
 def write_metrics(
   config: ml_collections.ConfigDict | None,
   folder: pathlib.Path,
-  path: str | None = None,
+  input: str | None = None,
   output: str | None = None,
-  data_path: str | None = None,
+  data: str | None = None,
   step: int | None = None,
 ) -> None:
   """Evaluates a run, prints its metrics, and writes them to `output`, if any.
 
-  The arguments but `output` are those of `loading.load` and `evaluation`.
+  The arguments are those of the program.
 
   Raises:
-    UserError: as those do, or the output cannot be written.
+    UserError: as in `loading.load` and `evaluation`, or the output cannot be
+      written.
   """
   screen = report.console()
   tell = report.teller(screen)
-  with contextlib.ExitStack() as opened:
-    if output is not None:  # before minutes are spent
-      parent = str(pathlib.Path(output).parent)
-      opened.enter_context(made_folder(parent, '--output'))
-    run = loading.load(folder, data_path, config, step, tell)
-    values = evaluation(run, path)
+  with json_output(output) as write:  # before minutes are spent
+    run = loading.load(folder, data, config, step, tell)
+    values = evaluation(run, input)
     screen.print(report.facts(values))
-    if output is not None:
-      _write(pathlib.Path(output), values)
-      tell(f'written to {output}')
-
-
-def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
-  try:
-    record.write_json(path, values)
-  except OSError as error:
-    raise UserError(
-      'metrics need a file that can be written',
-      got=f'{path}: {error.strerror}',
-      where='--output',
-      hint='give one in a folder that you may write, on a disk with room',
-    ) from error
+    write(values)
+  if output is not None:
+    tell(f'written to {output}')
 
 
 def evaluation(run: LoadedRun, path: str | None = None) -> dict[str, Any]:
@@ -82,13 +67,6 @@ def evaluation(run: LoadedRun, path: str | None = None) -> dict[str, Any]:
           hint='score them with python -m experiments.predict',
         )
       scored.append(part)
-    if not any(len(part.logits) for part in scored):
-      raise UserError(
-        'there must be an example to evaluate',
-        got='none',
-        where=path,
-        hint='give a file with more than a header',
-      )
     numbers = metrics.compute(metrics.merge(scored))
   seconds = time.monotonic() - began
   values = numbers._asdict()

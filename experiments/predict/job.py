@@ -1,7 +1,6 @@
 """Scores a file of examples, or writes the rows of a table with their ids."""
 
 from collections.abc import Iterator
-import contextlib
 import pathlib
 import time
 from typing import Any, BinaryIO
@@ -13,9 +12,8 @@ from rich.console import Console
 from experiments.common import datasets, loading, report
 from experiments.common.loading import LoadedRun
 from experiments.common.progress import Bar
-from experiments.common.workdir import made_folder
+from experiments.common.workdir import output_file
 from slipstream_jax.errors import UserError
-from slipstream_jax.files import written
 from slipstream_jax.formats.base import Chunk, Part, RawData
 from slipstream_jax.training import metrics
 from slipstream_jax.training.metrics import Predictions
@@ -23,10 +21,10 @@ from slipstream_jax.training.metrics import Predictions
 
 def predict(
   folder: pathlib.Path,
-  examples: str | None = None,
-  table: str | None = None,
+  input: str | None = None,
+  rows: str | None = None,
   output: str | None = None,
-  data_path: str | None = None,
+  data: str | None = None,
   step: int | None = None,
 ) -> None:
   """Scores a file of examples, or writes the rows of a table.
@@ -37,15 +35,15 @@ def predict(
     UserError: an argument is invalid, the run has no checkpoint, examples are
       bad, or the output cannot be written. Nothing of it is then left.
   """
-  if (examples is None) == (table is None):
+  if (input is None) == (rows is None):
     raise UserError(
       'one of --input and --rows must be given',
-      got='none of them' if examples is None else 'both',
+      got='none of them' if input is None else 'both',
       where='command line',
       hint='see --help',
     )
-  suffixes = ['.csv', '.npy'] if table is None else ['.npz']
-  default = 'predictions.csv' if table is None else f'{table}.npz'
+  suffixes = ['.csv', '.npy'] if rows is None else ['.npz']
+  default = 'predictions.csv' if rows is None else f'{rows}.npz'
   path = pathlib.Path(output or default)
   if path.suffix not in suffixes or path.is_dir():
     raise UserError(
@@ -56,15 +54,15 @@ def predict(
     )
   screen = report.console()
   tell = report.teller(screen)
-  run = loading.load(folder, data_path, step=step, tell=tell)
-  if examples is not None:
-    _score(screen, run, examples, path)
-  elif table is not None:
-    arrays: dict[str, Any] = loading.rows_of(run, table)
-    with _file(path) as file:
+  run = loading.load(folder, data, step=step, tell=tell)
+  if input is not None:
+    _score(screen, run, input, path)
+  elif rows is not None:
+    arrays: dict[str, Any] = loading.rows_of(run, rows)
+    with output_file(path) as file:
       np.savez(file, **arrays)
-    rows, dim = arrays['rows'].shape
-    tell(f'{rows:,} rows of {table}, dim {dim}, after step {run.step:,}')
+    count, dim = arrays['rows'].shape
+    tell(f'{count:,} rows of {rows}, dim {dim}, after step {run.step:,}')
   tell(f'written to {path}')
 
 
@@ -74,19 +72,12 @@ def _score(
   raw = datasets.new_examples(run.config.data, name)
   began = time.monotonic()
   scored: list[Predictions] = []
-  with _file(path) as file:
+  with output_file(path) as file:
     for part in _shown(screen, run, raw):
       if path.suffix == '.csv':
         _write_lines(file, part, first=not scored)
       scored.append(part)
     whole = metrics.merge(scored)
-    if not len(whole.logits):
-      raise UserError(
-        'there must be an example to score',
-        got='none',
-        where=name,
-        hint='give a file with more than a header',
-      )
     if path.suffix == '.npy':
       np.save(file, _probabilities(whole))
   seconds = max(time.monotonic() - began, 1e-9)
@@ -137,18 +128,3 @@ def _write_lines(file: BinaryIO, part: Predictions, first: bool) -> None:
 
 def _probabilities(part: Predictions) -> np.ndarray:
   return metrics.probabilities(part.logits.astype(np.float64)).astype('f4')
-
-
-@contextlib.contextmanager
-def _file(path: pathlib.Path) -> Iterator[BinaryIO]:
-  """Opens the output, which exists once it is whole."""
-  try:
-    with made_folder(str(path.parent), '--output'), written(path) as file:
-      yield file
-  except OSError as error:
-    raise UserError(
-      'predictions need a file that can be written',
-      got=f'{path}: {error.strerror}',
-      where='--output',
-      hint='give one on a disk with room',
-    ) from error

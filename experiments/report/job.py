@@ -1,9 +1,8 @@
 """Reads runs from their folders, and shows them side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import datetime
 import itertools
-import json
 import pathlib
 import statistics
 from typing import Any, NamedTuple
@@ -14,9 +13,15 @@ from rich import box
 from rich.table import Table
 
 from experiments.common import page, report
-from experiments.common.record import CONFIG, METRICS, SUMMARY
+from experiments.common.record import (
+  CONFIG,
+  METRICS,
+  read_json,
+  read_lines,
+  SUMMARY,
+)
 from experiments.common.usage import keys_of
-from experiments.common.workdir import writable
+from experiments.common.workdir import output_file
 from slipstream_jax.errors import UserError
 
 _MOVED = ('mb_loaded_per_step', 'mb_stored_per_step')
@@ -35,11 +40,11 @@ class Recorded(NamedTuple):
 
   name: str
   date: datetime.datetime
-  """When a file of the folder was last written."""
+  """Time at which a file of the folder was last written."""
   config: dict[str, Any]
-  """By dotted key."""
+  """Settings by dotted key."""
   lines: list[dict[str, Any]]
-  """Lines of its metrics."""
+  """Lines of the run's metrics."""
   summary: dict[str, Any]
   """Empty while the run is not finished."""
 
@@ -48,6 +53,22 @@ class Recorded(NamedTuple):
     lines = [self.summary] if self.summary else reversed(self.lines)
     values = (line[key] for line in lines if line.get(key) is not None)
     return next(values, None)
+
+
+def report_on(*names: str, output: str) -> None:
+  """Lists the runs of a folder, or writes a page of several runs.
+
+  Raises:
+    UserError: a folder without runs, a damaged run, or a page that cannot be
+      written.
+  """
+  folders = [pathlib.Path(name) for name in dict.fromkeys(names or ['runs'])]
+  if len(folders) == 1 and not is_run(folders[0]):
+    show(runs_in(folders[0]), f'no runs in {folders[0]}')
+  else:
+    runs = read_all(folders)
+    show(runs)
+    write(pathlib.Path(output), runs)
 
 
 def is_run(folder: pathlib.Path) -> bool:
@@ -85,22 +106,8 @@ def read(folder: pathlib.Path) -> Recorded:
       where='command line',
       hint='name folders of runs; without a name, those in runs/ are listed',
     )
-  # An unfinished run may have written half of its last line.
-  text = (folder / METRICS).read_bytes().rpartition(b'\n')[0].decode()
-  path = folder / SUMMARY
-  try:
-    config = ml_collections.ConfigDict(
-      json.loads((folder / CONFIG).read_text())
-    )
-    lines = [json.loads(line) for line in text.splitlines()]
-    summary = json.loads(path.read_text()) if path.is_file() else {}
-  except ValueError as error:
-    raise UserError(
-      'the files of a run must hold JSON',
-      got=error,
-      where=str(folder),
-      hint='leave it out',
-    ) from error
+  config = ml_collections.ConfigDict(read_json(folder / CONFIG))
+  lines, summary = read_lines(folder / METRICS), read_json(folder / SUMMARY)
   newest = max(path.stat().st_mtime for path in folder.iterdir())
   date = datetime.datetime.fromtimestamp(newest)
   return Recorded(folder.name, date, dict(keys_of(config)), lines, summary)
@@ -118,39 +125,29 @@ def read_all(folders: Sequence[pathlib.Path]) -> list[Recorded]:
 def overview(runs: Sequence[Recorded]) -> list[dict[str, str]]:
   """Returns a row of text for each run. Steps end in '...' if unfinished."""
 
-  def text(run: Recorded, key: str, form: str) -> str:
+  def text(run: Recorded, key: str, form: Callable[[Any], str]) -> str:
     value = run.last(key)
-    return '-' if value is None else form.format(value)
+    return '-' if value is None else form(value)
 
   rows = []
   for run in runs:
-    extra, saved = run.last('extra_bytes'), run.last('saved_bytes')
-    rows.append(
-      {
-        'run': run.name,
-        'date': run.date.strftime('%m-%d %H:%M'),
-        'steps': (
-          text(run, 'steps', '{:,}')
-          if run.summary
-          else f'{run.last("step") or 0:,}...'
-        ),
-        'AUC': (  # None is undefined: the test set has one class
-          report.auc(run.summary['auc'])
-          if 'auc' in run.summary
-          else text(run, 'auc', '{:.4f}')
-        ),
-        'log loss': text(run, 'log_loss', '{:.4f}'),
-        'examples/s': text(run, 'examples_per_s', '{:,.0f}'),
-        'dropped': text(run, 'examples_dropped_share', '{:.1%}'),
-        'saved': (
-          f'costs {report.size(extra)}'
-          if extra
-          else '-'
-          if saved is None
-          else report.size(max(saved, 0))
-        ),
-      }
-    )
+    row = {
+      'run': run.name,
+      'date': run.date.strftime('%m-%d %H:%M'),
+      'steps': f'{run.last("step") or 0:,}...',
+      'AUC': text(run, 'auc', report.auc),
+      'log loss': text(run, 'log_loss', '{:.4f}'.format),
+      'examples/s': text(run, 'examples_per_s', '{:,.0f}'.format),
+      'dropped': text(run, 'examples_dropped_share', '{:.1%}'.format),
+      'saved': text(run, 'saved_bytes', lambda x: report.size(max(x, 0))),
+    }
+    if run.summary:
+      row['steps'] = text(run, 'steps', '{:,}'.format)
+    if 'auc' in run.summary:  # None is undefined: the test set has one class
+      row['AUC'] = report.auc(run.summary['auc'])
+    if extra := run.last('extra_bytes'):
+      row['saved'] = f'costs {report.size(extra)}'
+    rows.append(row)
   return rows
 
 
@@ -177,12 +174,10 @@ def write(path: pathlib.Path, runs: Sequence[Recorded]) -> None:
   Raises:
     UserError: the file cannot be written.
   """
-  writable(str(path.parent), '--output')
   finished = {run.name: run.summary for run in runs if run.summary}
   settings = {run.name: run.config for run in runs}
   data = dict.fromkeys(str(x.get('data')) for x in finished.values())
-  page.write(
-    path,
+  text = page.html(
     runs[0].name if len(runs) == 1 else f'{len(runs)} runs',
     [
       page.Section('Runs', [page.Table('', overview(runs))]),
@@ -194,6 +189,8 @@ def write(path: pathlib.Path, runs: Sequence[Recorded]) -> None:
     ],
     about='; '.join(data),
   )
+  with output_file(path) as file:
+    file.write(text.encode())
   report.console().print(f'written to {path}', highlight=False)
 
 

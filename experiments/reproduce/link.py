@@ -2,12 +2,13 @@
 
 Nothing here is measured. The bytes that the engine counted cross a link with a
 stated rate, a step takes the device a stated time, and host phases take what
-they took here. A small graph of tasks for each system says what may overlap.
-All times are means in ms per batch, so batches of unequal size take longer than
-the model says.
+they took here. What does not overlap waits in a ring: each task for the one
+before it, and the first for the last of an earlier batch. The slowest ring is
+the time of a batch. All times are means in ms per batch, so batches of unequal
+size take longer than the model says.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.reproduce.results import PHASES, Row
@@ -21,7 +22,7 @@ class Link(NamedTuple):
   store_gb_per_s: float
   """The same from the device."""
   latency_us: float
-  """Of each copy, whatever its size."""
+  """Microseconds that each copy takes in addition, whatever its size."""
 
 
 LINKS = {
@@ -48,69 +49,23 @@ class StepTime(NamedTuple):
   """Tasks that wait for one another and take this long: 'a + b'."""
 
 
-class Task(NamedTuple):
-  """A part of the work on a batch."""
-
-  name: str
-  ms: float
-  after: tuple[tuple[str, int], ...]
-  """Tasks that it waits for, with the number of batches before. A task waits
-  for its own last time, too, unless other tasks imply it."""
+Ring = tuple[Sequence[str], int]
+"""Tasks that wait for one another in a ring, and the batches once around it."""
 
 
-def period(tasks: Sequence[Task]) -> StepTime:
-  """Returns the time from one batch to the next if tasks repeat endlessly.
-
-  It is the greatest ratio of time to batches over all cycles of tasks that wait
-  for one another.
-
-  Args:
-    tasks: none may wait for itself within one batch.
-  """
+def _slowest(ms: Ms, *rings: Ring) -> StepTime:
+  """Returns the time of the ring that takes longest per batch."""
   best = StepTime(0.0, '')
-  for cycle, batches in _cycles(tasks):
-    ms = sum(task.ms for task in cycle) / batches
-    names = [task.name for task in tasks if task in cycle and task.ms]
-    if ms > best.ms_per_batch:
-      best = StepTime(ms, ' + '.join(names))
+  for tasks, batches in rings:
+    time = sum(ms[task] for task in tasks) / batches
+    if time > best.ms_per_batch:
+      best = StepTime(time, ' + '.join(task for task in tasks if ms[task]))
   return best
 
 
-def _cycles(tasks: Sequence[Task]) -> Iterator[tuple[list[Task], int]]:
-  """Yields each cycle of tasks once, with the batches that it spans."""
-  place = {task.name: number for number, task in enumerate(tasks)}
-
-  def back(path: list[Task], batches: int) -> Iterator[tuple[list[Task], int]]:
-    for name, distance in path[-1].after:
-      if name == path[0].name:
-        yield path, batches + distance
-      # A cycle is found from its first task only.
-      elif place[name] > place[path[0].name] and tasks[place[name]] not in path:
-        yield from back([*path, tasks[place[name]]], batches + distance)
-
-  for task in tasks:
-    yield from back([task], 0)
-
-
-def _read_ahead(ms: Ms, workers: int) -> list[Task]:
-  """One thread reads batches, and several find their unique rows."""
-  return [
-    Task('data', ms['data'], (('data', 1), ('unique', workers))),
-    Task('unique', ms['unique'], (('data', 0), ('unique', workers))),
-    Task('plan', ms['plan'], (('unique', 0), ('plan', 1))),
-  ]
-
-
-def _in_order(
-  names: Sequence[str], ms: Ms, first_after: str | None = None
-) -> list[Task]:
-  """Each task waits for the one before it, and the first for the last."""
-  before = [(names[-1], 1), *((name, 0) for name in names)]
-  others = [] if first_after is None else [(first_after, 0)]
-  return [
-    Task(name, ms[name], (one, *(others if name == names[0] else ())))
-    for name, one in zip(names, before, strict=False)
-  ]
+def _read_ahead(workers: int) -> list[Ring]:
+  """Returns the rings of one thread that reads, and several that find rows."""
+  return [(['data'], 1), (['data', 'unique'], workers), (['plan'], 1)]
 
 
 def overlapping(ms: Ms, popular: float, workers: int) -> StepTime:
@@ -120,33 +75,28 @@ def overlapping(ms: Ms, popular: float, workers: int) -> StepTime:
   whose loss is known by then, and gathers. Rows that the last step changed are
   taken on the device.
   """
-  return period(
-    [
-      *_read_ahead(ms, workers),
-      Task('scatter', ms['scatter'], (('get', 2), ('step', 2), ('gather', 1))),
-      Task('gather', ms['gather'], (('scatter', 0), ('plan', 0))),
-      Task('put', ms['put'], (('gather', 0), ('put', 1))),
-      Task('step', ms['step'], (('put', 0), ('step', 1))),
-      Task('get', ms['get'], (('step', 0), ('get', 1))),
-    ]
+  return _slowest(
+    ms,
+    *_read_ahead(workers),
+    (['scatter', 'gather', 'put', 'step', 'get'], 2),
+    (['scatter', 'gather'], 1),
+    *(([task], 1) for task in ('put', 'step', 'get')),
   )
 
 
 def parameter_server(ms: Ms, popular: float, workers: int) -> StepTime:
   """Models XDL: pull, step, push. Only batches are read ahead."""
-  ahead = _read_ahead(ms, workers)
-  return period([*ahead, *_in_order(_IN_TURN, ms, 'plan')])
+  return _slowest(ms, *_read_ahead(workers), (_IN_TURN, 1))
 
 
 def nothing_overlaps(ms: Ms, popular: float, workers: int) -> StepTime:
   """Models hybrid DLRM."""
-  return period(_in_order((*_AHEAD, *_IN_TURN), ms))
+  return _slowest(ms, ((*_AHEAD, *_IN_TURN), 1))
 
 
 def strips(ms: Ms, popular: float, workers: int) -> StepTime:
   """Models FAE: popular batches on the device, others as hybrid DLRM, swaps."""
-  step = Task('step', ms['step'], (('plan', 0), ('step', 1)))
-  hot = period([*_read_ahead(ms, workers), step])
+  hot = _slowest(ms, *_read_ahead(workers), (['step'], 1))
   # These phases belong to all batches, the others to batches that are not hot.
   less = {name: (1 - popular) * ms[name] for name in (*_AHEAD, 'step')}
   others = nothing_overlaps({**ms, **less}, 0.0, workers)
@@ -164,24 +114,19 @@ def working_sets(ms: Ms, popular: float, workers: int) -> StepTime:
   in two places.
   """
   others = (1 - popular) * ms['step']
-  return period(
-    [
-      *_read_ahead(ms, workers),
-      Task('gather', ms['gather'], (('scatter', 1), ('plan', 0))),
-      Task('put', ms['put'], (('gather', 0),)),
-      Task('popular step', ms['step'] - others, (('step', 1), ('plan', 0))),
-      Task('step', others, (('put', 0), ('popular step', 0))),
-      Task('get', ms['get'], (('step', 0),)),
-      Task('scatter', ms['scatter'], (('get', 0),)),
-    ]
+  return _slowest(
+    {**ms, 'popular step': ms['step'] - others, 'step': others},
+    *_read_ahead(workers),
+    (['gather', 'put', 'step', 'get', 'scatter'], 1),
+    (['popular step', 'step'], 1),
   )
 
 
 class Way(NamedTuple):
-  """How a system goes about a step."""
+  """A model of a system's step, with the copies that the step makes."""
 
   model: Callable[[Ms, float, int], StepTime]
-  """Of the phases' ms, the share of popular batches, and the workers."""
+  """Function of the phases' ms, the share of popular batches, the workers."""
   loads: int = 8
   """Copies to the device in a step: rows with two state arrays, positions, and
   the batch's columns."""
@@ -205,11 +150,11 @@ WAYS: dict[str, Way] = {
 
 
 class Counts(NamedTuple):
-  """What a step of a system does, on average."""
+  """Mean bytes and host times of a system's step."""
 
   system: str
   bytes_loaded: float
-  """To the device: rows or embeddings, and swaps."""
+  """Bytes to the device: rows or embeddings, and swaps."""
   bytes_stored: float
   host_ms: Ms
   """Phases of the host. Those of the link and the device are not used."""
@@ -223,9 +168,9 @@ def modelled(counts: Counts, link: Link, device_step_ms: float) -> StepTime:
   """Returns what a step takes over a link, and what binds.
 
   Args:
-    counts: of the system.
-    link: that carries the bytes.
-    device_step_ms: of forward, backward and updates on the device.
+    counts: bytes and host times of the system.
+    link: the link that carries the bytes.
+    device_step_ms: time of forward, backward and updates on the device.
   """
   way = WAYS[counts.system]
   ms = {**dict.fromkeys(PHASES, 0.0), **counts.host_ms}

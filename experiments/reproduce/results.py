@@ -1,8 +1,7 @@
 """The results of a reproduction: one table, a row for each run or point.
 
-A folder holds `results.csv` and `setting.json`. Both are replaced as a whole
-after each job, so they are complete at any time. An empty field is a value that
-is not known.
+A folder holds `results.csv` and `setting.json`, which are replaced after each
+job.
 
 | kind | a row is | its values |
 | --- | --- | --- |
@@ -15,20 +14,15 @@ is not known.
 | threshold | a run with a drop target | threshold, drop_rate, quality |
 """
 
-from collections.abc import Iterable, Sequence
-import csv
-import io
-import json
+from collections.abc import Iterable
 import pathlib
 from typing import Any, NamedTuple
 
-from experiments.common.record import write_json
+from experiments.common import results
+from experiments.common.record import read_json, write_json
+from experiments.common.results import Row
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.errors import UserError
-from slipstream_jax.files import replace
 
-Row = dict[str, Any]
-"""Column to value. Unknown values are absent."""
 RESULTS, SETTING = 'results.csv', 'setting.json'
 KINDS = ('run', 'curve', 'phase', 'skew', 'row', 'naive', 'threshold')
 PHASES = (
@@ -38,7 +32,7 @@ PHASES = (
 
 
 class Job(NamedTuple):
-  """One thing to run. All rows with these values belong to it."""
+  """The first columns of a row: all rows with these values are of one job."""
 
   kind: str
   model: str
@@ -46,9 +40,9 @@ class Job(NamedTuple):
   system: str = 'pinned'
   skip: str = 'off'
   variant: str | None = None
-  """Of a naive run: the rows that are frozen."""
+  """The rows that a naive run freezes; None for other jobs."""
   drop_target: float | None = None
-  """Of a threshold run."""
+  """The target of a threshold run; None for other jobs."""
 
 
 _TEXT = ('kind', 'model', 'system', 'skip', 'variant', 'status', 'phase')
@@ -82,7 +76,6 @@ _OLD = {
   'naive.csv': 'naive',
   'thresholds.csv': 'threshold',
 }
-_FIRST = {'system': 'pinned', 'skip': 'off', 'seed': 0}
 
 
 class Results:
@@ -101,16 +94,13 @@ class Results:
       UserError: a file is damaged.
     """
     self.folder = folder
-    self.setting: dict[str, Any] = _setting(folder / SETTING)
-    self.rows: list[Row] = []
-    if (folder / RESULTS).exists():
-      self.rows = _read(folder / RESULTS, {})
-    else:
+    self.setting: dict[str, Any] = read_json(folder / SETTING)
+    self.rows = _read(folder / RESULTS)
+    if not (folder / RESULTS).exists():
       for name, kind in _OLD.items():
-        if (folder / name).exists():
-          skip = 'published' if kind == 'threshold' else 'off'
-          old = {**_FIRST, 'kind': kind, 'skip': skip}
-          self.rows += _read(folder / name, old)
+        skip = 'published' if kind == 'threshold' else 'off'
+        job = {'system': 'pinned', 'skip': skip, 'seed': 0, 'kind': kind}
+        self.rows += [{**job, **row} for row in _read(folder / name)]
     # What a run left beside its own row, which may have been removed by hand.
     finished = {job_of(row)[1:] for row in self.of('run')}
     self.rows = [
@@ -133,21 +123,13 @@ class Results:
 
   def add(self, rows: Iterable[Row]) -> None:
     """Adds the rows of a job and saves the table."""
-    known = [
-      {name: x for name, x in row.items() if x is not None and x == x}
-      for row in rows
-    ]
-    self.rows += known
+    self.rows += map(results.known, rows)
     with held():
       self.save()
 
   def save(self) -> None:
     """Writes the table and the setting."""
-    file = io.StringIO(newline='')
-    writer = csv.DictWriter(file, COLUMNS)
-    writer.writeheader()
-    writer.writerows(self.rows)
-    replace(self.folder / RESULTS, file.getvalue())
+    results.write(self.folder / RESULTS, COLUMNS, self.rows)
     write_json(self.folder / SETTING, self.setting)
 
 
@@ -161,50 +143,6 @@ def job_of(row: Row) -> Job:
   return Job(*(row.get(name) for name in Job._fields))  # type: ignore[arg-type]
 
 
-def _setting(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    setting = json.loads(path.read_text()) if path.exists() else {}
-  except ValueError as error:
-    raise UserError(
-      'the setting of a reproduction must be JSON',
-      got=error,
-      where=str(path),
-      hint='correct it, or begin in another folder',
-    ) from error
-  return setting if isinstance(setting, dict) else {}
-
-
-def _read(path: pathlib.Path, job: Row) -> list[Row]:
-  """Reads a table, without a last line that was cut off."""
-  data = path.read_bytes()
-  text = data[: data.rfind(b'\n') + 1].decode()
-  header, *lines = csv.reader(io.StringIO(text, newline='')) if text else [[]]
+def _read(path: pathlib.Path) -> list[Row]:
   # Older versions had the steps of a run under another name.
-  names = ['step' if name == 'steps' else name for name in header]
-  if unknown := set(names) - set(COLUMNS):
-    raise _damaged(path, 'columns must be known', sorted(unknown))
-  rows = []
-  for number, values in enumerate(lines, 2):
-    try:
-      pairs = zip(names, values, strict=True)
-      row = {name: _value(name, text) for name, text in pairs if text}
-    except ValueError as error:
-      rule = f'line {number} must hold a value, or nothing, for each column'
-      raise _damaged(path, rule, values) from error
-    rows.append({**job, **row})
-  return rows
-
-
-def _value(name: str, text: str) -> Any:
-  if name in _TEXT:
-    return text
-  return int(text) if text.lstrip('-').isdigit() else float(text)
-
-
-def _damaged(path: pathlib.Path, rule: str, got: Sequence[str]) -> UserError:
-  return UserError(
-    rule,
-    got=','.join(got),
-    where=str(path),
-    hint='remove the file, or begin in another folder',
-  )
+  return results.read(path, COLUMNS, _TEXT, {'steps': 'step'})

@@ -11,6 +11,7 @@ from experiments.report import job
 from slipstream_jax.errors import UserError
 from tests.support.pages import assert_complete
 from tests.support.programs import finished as program
+from tests.support.runs import assert_one_sentence
 
 
 def record(folder, name, summary=None, steps=40, **config):
@@ -114,9 +115,10 @@ def test_a_page_of_one_run_without_lines(three, tmp_path):
   assert_complete((tmp_path / 'page.html').read_text())
 
 
+@pytest.mark.parametrize('text', ['{\n', '[]\n'])
 @pytest.mark.parametrize('damage', ['config.json', 'metrics.jsonl'])
-def test_a_damaged_run_is_named(damage, three):
-  (three / 'cut' / damage).write_text('{\n')
+def test_a_damaged_run_is_named(damage, text, three):
+  (three / 'cut' / damage).write_text(text)
   with pytest.raises(UserError, match='cut'):
     job.runs_in(three)
 
@@ -134,5 +136,7 @@ def test_the_program_lists_and_writes(three, finished, tmp_path):
   assert '<svg' in out.read_text()
   done = program([*command, str(three / 'nowhere')])
   assert done.returncode == 1
-  assert done.stderr.startswith('error: ')
-  assert done.stderr.count('\n') == 1
+  assert_one_sentence(done.stderr, 'nowhere')
+  done = program([*command, *words, f'--output={three}'])
+  assert done.returncode == 1
+  assert_one_sentence(done.stderr, '--output', 'Is a directory')

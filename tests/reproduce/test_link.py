@@ -1,6 +1,6 @@
 """What the link model says, by hand, and against clocks that run."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 import pytest
 
@@ -10,8 +10,6 @@ from experiments.reproduce.link import (
   Link,
   LINKS,
   modelled,
-  period,
-  Task,
   WAYS,
 )
 from experiments.reproduce.results import PHASES
@@ -25,36 +23,69 @@ AHEAD = ('data', 'unique', 'plan')
 IN_TURN = ('gather', 'put', 'step', 'get', 'host_update', 'scatter', 'sync')
 
 
-@st.composite
-def graphs(draw):
-  """Up to six tasks that wait for themselves and for some others."""
-  names = 'abcdef'[: draw(st.integers(1, 6))]
-  tasks = []
-  for number, name in enumerate(names):
-    within = draw(st.sets(st.sampled_from(names))) & set(names[:number])
-    across = draw(
-      st.dictionaries(st.sampled_from(names), st.integers(1, 3), max_size=3)
-    )
-    after = {**dict.fromkeys(within, 0), name: 1, **across}
-    ms = draw(st.integers(0, 9))
-    tasks.append(Task(name, ms, tuple(after.items())))
-  return tasks
+def in_order(names, ms, first_after=()):
+  """Each task waits for the one before it, and the first for the last."""
+  before = [((names[-1], 1), *first_after), *([(name, 0)] for name in names)]
+  return [
+    (name, ms[name], after) for name, after in zip(names, before, strict=False)
+  ]
 
 
-@given(graphs())
-def test_the_period_is_what_a_clock_shows(tasks):
-  batches, ends = 100, {}
-  for t in range(batches):
-    for task in tasks:
-      waits = (ends.get((name, t - d), 0) for name, d in task.after)
-      ends[task.name, t] = max(waits) + task.ms
-  ms, binds = period(tasks)
-  last = max(ends[task.name, batches - 1] for task in tasks)
-  # A path to the last batch is cycles, and at most each task once beside; and
-  # once around the longest of cycles may be missing.
-  assert last <= ms * batches + sum(task.ms for task in tasks) + 1e-9
-  assert last >= ms * (batches - 3 * len(tasks)) - 1e-9
-  assert set(binds.split(' + ')) - {''} <= {x.name for x in tasks if x.ms}
+def read_ahead(ms, workers):
+  return [
+    ('data', ms['data'], [('data', 1), ('unique', workers)]),
+    ('unique', ms['unique'], [('data', 0), ('unique', workers)]),
+    ('plan', ms['plan'], [('unique', 0), ('plan', 1)]),
+  ]
+
+
+def graphs(ms, popular, workers):
+  """What waits for what: name, ms, and tasks so many batches before."""
+  others = (1 - popular) * ms['step']
+  ahead = read_ahead(ms, workers)
+  return {
+    link.parameter_server: [*ahead, *in_order(IN_TURN, ms, [('plan', 0)])],
+    link.nothing_overlaps: in_order((*AHEAD, *IN_TURN), ms),
+    link.working_sets: [
+      *ahead,
+      ('gather', ms['gather'], [('scatter', 1), ('plan', 0)]),
+      ('put', ms['put'], [('gather', 0)]),
+      ('popular step', ms['step'] - others, [('step', 1), ('plan', 0)]),
+      ('step', others, [('put', 0), ('popular step', 0)]),
+      ('get', ms['get'], [('step', 0)]),
+      ('scatter', ms['scatter'], [('get', 0)]),
+    ],
+  }
+
+
+@example(dict.fromkeys(PHASES, 0.0) | {'step': 4.0}, 1, 0.5)
+@given(ms=MS, workers=st.integers(1, 4), popular=st.floats(0, 1))
+def test_the_others_are_what_a_clock_shows(ms, workers, popular):
+  batches = 200
+  for model, tasks in graphs(ms, popular, workers).items():
+    ends = {}
+    for t in range(batches):
+      for name, spent, after in tasks:
+        waits = (ends.get((other, t - back), 0) for other, back in after)
+        ends[name, t] = max(waits) + spent
+    last = max(ends[name, batches - 1] for name, *_ in tasks)
+    time, binds = model(ms, popular, workers)
+    # A path to the last batch is whole rings, and at most each task once
+    # beside; and once around the longest ring may be missing.
+    assert last <= time * batches + sum(spent for _, spent, _ in tasks) + 1e-9
+    assert last >= time * (batches - 2 * workers) - 1e-9
+    spending = {name for name, spent, _ in tasks if spent}
+    assert set(binds.split(' + ')) - {''} <= spending
+
+
+@given(ms=MS, workers=st.integers(1, 4), popular=st.floats(0, 1))
+def test_strips_are_batches_of_two_kinds(ms, workers, popular):
+  ahead = max(ms['data'], (ms['data'] + ms['unique']) / workers, ms['plan'])
+  early, in_turn = (sum(ms[x] for x in names) for names in (AHEAD, IN_TURN))
+  expected = popular * max(ahead, ms['step']) + in_turn - ms['step']
+  expected += (1 - popular) * (early + ms['step'])
+  time = link.strips(ms, popular, workers).ms_per_batch
+  assert time == pytest.approx(expected, abs=1e-9)
 
 
 def of_the_engine(ms, workers, batches, depth=2):
@@ -88,41 +119,6 @@ def test_ours_is_the_loop_of_training_with_a_clock(ms, workers):
   one = link.overlapping(ms, 0.0, workers).ms_per_batch
   times = [of_the_engine(ms, workers, n) for n in (240, 480)]
   assert one * 240 == pytest.approx(times[1] - times[0], abs=1e-6)
-
-
-@given(ms=MS, workers=st.integers(1, 4))
-def test_ours_by_hand(ms, workers):
-  way_round = sum(ms[x] for x in ('gather', 'put', 'step', 'get', 'scatter'))
-  expected = max(
-    *(ms[name] for name in ('data', 'plan', 'put', 'step', 'get')),
-    (ms['data'] + ms['unique']) / workers,
-    ms['gather'] + ms['scatter'],
-    way_round / 2,
-  )
-  one = link.overlapping(ms, 0.0, workers).ms_per_batch
-  assert one == pytest.approx(expected)
-
-
-@given(ms=MS, workers=st.integers(1, 4), popular=st.floats(0, 1))
-def test_the_others_by_hand(ms, workers, popular):
-  ahead = max(ms['data'], (ms['data'] + ms['unique']) / workers, ms['plan'])
-  early, in_turn = (sum(ms[x] for x in names) for names in (AHEAD, IN_TURN))
-  expected = {
-    'parameter_server': max(ahead, in_turn),
-    'nothing_overlaps': early + in_turn,
-    'strips': popular * max(ahead, ms['step'])
-    + (1 - popular) * (early + ms['step'])
-    + in_turn
-    - ms['step'],
-    'working_sets': max(
-      *(ahead, ms['step']),
-      sum(ms[x] for x in ('gather', 'put', 'get', 'scatter'))
-      + (1 - popular) * ms['step'],
-    ),
-  }
-  for name, time in expected.items():
-    one = getattr(link, name)(ms, popular, workers).ms_per_batch
-    assert one == pytest.approx(time, abs=1e-9), name
 
 
 def test_units_and_what_binds():

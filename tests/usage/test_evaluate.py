@@ -1,5 +1,6 @@
 """A checkpoint evaluated anew has the numbers of its run; and exports do."""
 
+import io
 import json
 import random
 import shutil
@@ -7,10 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from experiments.bench import exports
 from experiments.checkpoints import job as checkpoints
 from experiments.common import build, loading
+from experiments.common.progress import Bar
 from experiments.evaluate import job
 from slip_serve import Scorer
 from slipstream_jax.checkpoint.manifest import name_of, read_manifest
@@ -24,6 +27,7 @@ from slipstream_jax.training.evaluate import predict
 from tests.support.programs import finished
 from tests.support.runs import run_job, smoke, snapshot, summary_of
 from tests.support.texts import criteo as texts
+from tests.support.texts.mutations import flip
 
 LINES = texts.lines(2000)
 SHARE = 300 / 2000
@@ -96,10 +100,8 @@ def test_no_program_takes_an_older_checkpoint_unasked(made_of, tmp_path):
   own = [name for name, *_ in files if '-000000000015-' in name]
   for name in [name_of(15), *own]:
     path = run / 'checkpoints' / name
-    data = bytearray(whole := path.read_bytes())
-    at = rng.randrange(8 * len(data))
-    data[at // 8] ^= 1 << at % 8
-    path.write_bytes(data)
+    whole = path.read_bytes()
+    flip(path, rng)
     for load in (
       lambda: evaluation(run),
       lambda: loading.load(run),
@@ -180,7 +182,7 @@ def test_the_programs_as_they_are_called(made_of, tmp_path):
   values = json.loads(output.read_text())
   assert values['auc'] == summary_of(run)['auc']
   assert finished(command).stderr.startswith('error: beside flags there must')
-  with pytest.raises(UserError, match='metrics need a file'):
+  with pytest.raises(UserError, match='write its output'):
     job.write_metrics(None, run, output=str(tmp_path))
   with pytest.raises(UserError, match='step 7'):
     job.write_metrics(None, run, output=f'{tmp_path}/new/a.json', step=7)
@@ -196,6 +198,8 @@ def test_the_programs_as_they_are_called(made_of, tmp_path):
   done = finished([*command, *again])
   assert done.returncode == 1
   assert 'new or empty folder' in done.stderr
-  figures = exports.measure(run, folder, 32, 0.5, warm=1, size=2, turns=4)
+  asked = {'batch': 32, 'cache': 0.5, 'warm': 1, 'turn': 2, 'turns': 4}
+  with Bar(Console(file=io.StringIO()), None, '') as bar:
+    ((_, figures),) = exports.measure(run, bar, str(folder), **asked)
   assert figures['same bits']
   assert all(value > 0 for key, value in figures.items() if 'queries/s' in key)

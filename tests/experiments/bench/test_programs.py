@@ -4,6 +4,7 @@ import json
 import sys
 
 from tests.support.programs import finished
+from tests.support.runs import assert_one_sentence
 
 
 def test_tables_fit_the_screen_and_figures_are_kept(tmp_path):
@@ -21,3 +22,13 @@ def test_tables_fit_the_screen_and_figures_are_kept(tmp_path):
   ((_, rows),) = json.loads(output.read_text()).items()
   assert [row['rows'] for row in rows] == [1000, 1000]
   assert all(row['all new'] > 0 and row['even'] > 0 for row in rows)
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(tmp_path):
+  command = [sys.executable, '-m', 'experiments.bench.vocabulary']
+  (tmp_path / 'file').touch()
+  for output in tmp_path, tmp_path / 'file' / 'figures.json':
+    done = finished([*command, f'--output={output}'])
+    assert (done.returncode, done.stdout) == (1, '')
+    assert_one_sentence(done.stderr, '--output', str(output.parent))
+  assert [path.name for path in tmp_path.iterdir()] == ['file']
