@@ -255,8 +255,8 @@ def _take(
       groups = []
       for batch in coming:
         group = np.empty(len(batch.rows), np.int64)
-        found = _next_uses(cache, batch.rows, step, frozen, group)
-        groups.append(np.sort(group[:found]))
+        size = _next_uses(cache, batch.rows, step, frozen, group)
+        groups.append(np.sort(group[:size]))
       latest = np.concatenate(groups[::-1])[: room - count]
       taken[count : count + len(latest)] = latest
       count += len(latest)
