@@ -1,5 +1,7 @@
 """Plans of the device cache: against brute force, and carried out."""
 
+import importlib
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -123,6 +125,14 @@ def long_run(eviction, capacity, ahead, steps=80, num_rows=400, seed=0):
 )
 def test_long_runs_equal_a_simulator(eviction, capacity, ahead):
   assert_equals_oracle(eviction, long_run(eviction, capacity, ahead))
+
+
+@evictions
+@pytest.mark.parametrize('ahead', [0, 3])
+def test_low_keys_may_be_guessed_from_few_slots(eviction, ahead, monkeypatch):
+  module = importlib.import_module('slipstream_jax.placement.cached')
+  monkeypatch.setattr(module, '_SAMPLE', 12)
+  assert_equals_oracle(eviction, long_run(eviction, 90, ahead))
 
 
 @pytest.mark.parametrize('eviction', ['lfu', 'look_ahead'])
