@@ -118,7 +118,8 @@ def _speeds(
     for choose, title in ((np.median, 'median'), (np.min, 'best turn')):
       own = choose(turns)
       line[title] = steps * size / own
-      line[f'{title}, ratio'] = min(map(choose, peers), default=np.nan) / own
+      if peers:
+        line[f'{title}, ratio'] = min(map(choose, peers)) / own
     yield line
 
 
