@@ -10,50 +10,64 @@ PyTorch has no row-wise Adagrad.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 
 from experiments.bench import runner
 
-_DIMS = flags.DEFINE_list('dims', ['16', '64', '128'], 'D of the rows.')
-_LOOKUPS = flags.DEFINE_list('lookups', ['1', '20'], 'Lookups of a bag.')
-_OPTIMIZERS = flags.DEFINE_list(
+flags.DEFINE_list('dims', ['16', '64', '128'], 'D of the rows.')
+flags.DEFINE_list('lookups', ['1', '20'], 'Lookups of a bag.')
+flags.DEFINE_list(
   'optimizers', ['sgd', 'rowwise_adagrad'], 'Optimizers of the rows.'
 )
-_BATCH = flags.DEFINE_integer('batch', 2048, 'Examples of a batch.')
-_MOST_ROWS = flags.DEFINE_integer('most_rows', 100_000, 'Most rows of a table.')
-_ROUNDS = flags.DEFINE_integer(
+flags.DEFINE_integer('batch', 2048, 'Examples of a batch.')
+flags.DEFINE_integer('most_rows', 100_000, 'Most rows of a table.')
+flags.DEFINE_integer(
   'rounds', 8, 'Turns that each contender takes.', lower_bound=1
 )
-_STEPS = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'steps', 60, 'Steps of a turn with bags of one lookup.', lower_bound=3
 )
 _BATCHES = 16  # premade
 _RATE = 0.01
 
 
-def bench(bar: Any) -> Iterator[runner.Item]:
+class Asked(NamedTuple):
+  """The program's flags."""
+
+  dims: Sequence[str]
+  lookups: Sequence[str]
+  optimizers: Sequence[str]
+  batch: int
+  most_rows: int
+  rounds: int
+  steps: int
+
+
+def bench(bar: Any, **flags_: Any) -> Iterator[runner.Item]:
   """Yields the setting, and a table for each optimizer."""
   from experiments.bench import baselines
   from experiments.common import cli, machine
   from slipstream_jax.engine.buffers import reuse_host_memory
 
+  asked = Asked(**flags_)
   reuse_host_memory()
-  facts = {**machine.here(cli.again()), 'batch_size': _BATCH.value}
+  facts = {**machine.here(cli.again()), 'batch_size': asked.batch}
   for name in baselines.LINEAR:
     facts[f'without {name}'] = baselines.absent(name)
   yield 'setting', facts
-  for optimizer in _OPTIMIZERS.value:
+  for optimizer in asked.optimizers:
     lines: list[dict[str, Any]] = []
-    for lookups in map(int, _LOOKUPS.value):
-      rows, batches = _examples(lookups)
-      for dim in map(int, _DIMS.value):
-        lines += _speeds(optimizer, rows, batches, dim, bar)
+    for lookups in map(int, asked.lookups):
+      rows, batches = _examples(asked, lookups)
+      for dim in map(int, asked.dims):
+        lines += _speeds(asked, optimizer, rows, batches, dim, bar)
     yield f'examples/s with {optimizer}', lines
 
 
 def _speeds(
+  asked: Asked,
   optimizer: str,
   rows: tuple[int, ...],
   batches: Sequence[Any],
@@ -86,13 +100,13 @@ def _speeds(
     'data': {'batch_size': size},
   }
   # Ours prepares some batches between its turns, so turns must not be short.
-  steps = max(12, _STEPS.value * len(rows) // lookups)
+  steps = max(12, asked.steps * len(rows) // lookups)
   unused: Any = None
   contest = Contest(
     ml_collections.ConfigDict(config),
     unused,
     batches,
-    _ROUNDS.value,
+    asked.rounds,
     steps,
     bar,
   )
@@ -104,7 +118,8 @@ def _speeds(
     for choose, title in ((np.median, 'median'), (np.min, 'best turn')):
       own = choose(turns)
       line[title] = steps * size / own
-      line[f'{title}, ratio'] = min(map(choose, peers), default=np.nan) / own
+      if peers:
+        line[f'{title}, ratio'] = min(map(choose, peers)) / own
     yield line
 
 
@@ -148,17 +163,17 @@ def _trainers(
   }
 
 
-def _examples(lookups: int) -> tuple[tuple[int, ...], list[Any]]:
+def _examples(asked: Asked, lookups: int) -> tuple[tuple[int, ...], list[Any]]:
   """Returns rows of the tables, and batches with bags of some lookups."""
   import numpy as np
 
-  from experiments.bench.rows import zipf
+  from experiments.bench.vocabulary import zipf
   from slipstream_jax.synthetic.spec import KAGGLE_ROWS
   from slipstream_jax.tables import offsets
   from slipstream_jax.types import Batch
 
-  rows = tuple(min(size, _MOST_ROWS.value) for size in KAGGLE_ROWS)
-  size, rng = _BATCH.value, np.random.default_rng(0)
+  rows = tuple(min(size, asked.most_rows) for size in KAGGLE_ROWS)
+  size, rng = asked.batch, np.random.default_rng(0)
   batches = []
   for _ in range(_BATCHES):
     ids = [zipf(rng, most, size * lookups) for most in rows]
