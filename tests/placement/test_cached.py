@@ -153,6 +153,17 @@ def test_order_of_counts_survives_their_scaling(eviction):
   assert state.memory.max() < 1e3  # it was scaled
 
 
+def test_no_slot_is_taken_twice_if_its_new_row_counts_as_much_as_the_old():
+  placement, hot = cached(2, 'look_ahead', 1), hot_rows(np.arange(2), 4)
+  state = placement.start(4, hot, None)
+  # Row 0 counts 2 from the start, as a use does now.
+  state = state._replace(step=1000, known=1000)
+  found = [unique_rows(np.array([rows]), 4, hot) for rows in ([2, 3], [0, 1])]
+  state, _ = placement.plan(state, found)
+  _, plan = placement.plan(state, found[1:])
+  assert plan.slots.tolist() == [0, 1]
+
+
 def assert_cache_agrees(cache):
   full = np.flatnonzero(cache.row_at >= 0)
   np.testing.assert_array_equal(cache.place_of[cache.row_at[full]] - 1, full)
