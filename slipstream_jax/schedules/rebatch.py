@@ -8,7 +8,7 @@ import numpy as np
 from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.base import joined, Selection
-from slipstream_jax.selection.staleness import only_hot
+from slipstream_jax.selection.hot import only_hot
 from slipstream_jax.types import Batch, HotRows
 
 _NONE = np.empty(0, np.int64)
@@ -233,7 +233,7 @@ def real_examples(batch: Batch) -> Batch:
 
 def is_popular(batch: Batch, hot: HotRows) -> Bool[np.ndarray, ' B']:
   """Returns which examples look up hot rows only."""
-  return only_hot(hot.places(batch.lookups), len(hot.rows))
+  return only_hot(hot, batch.lookups)
 
 
 def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
