@@ -33,23 +33,10 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config = common.start(variant, ('', 'sample', 'smoke'))
   common.files(config, 'avazu', batch_size=2048)
   common.synthetic(config, 'avazu')
-  common.dlrm(
-    config,
-    dim=16,
-    bottom=(512, 256, 64, 16),
-    top=(512, 256),
-  )
-  common.optimizers(
-    config,
-    rows=(('rowwise_adagrad', {'learning_rate': 0.05}),),
-    dense=(('adam', {'learning_rate': 1e-3}),),
-    dense_final=0.0,
-  )
+  common.dlrm(config, dim=16, bottom=(512, 256, 64, 16), top=(512, 256))
+  common.on_large_logs(config)
   # Fewer examples would not fill the budget with rows of known popularity.
-  common.hot_rows(config, bytes=1 << 28, profile_examples=6_460_000)
-  common.skipping(config, 'surprise')
-  common.phases(config, warm_up=40, window=60, settle=20, period=1000)
-  common.training(config)
+  config.hot.profile_examples = 6_460_000
   match variant:
     case 'sample':
       _sample(config)
@@ -64,15 +51,7 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   config.data.test_share = 0.2
   config.data.min_count = 4
   config.data.shuffle = False
-  config.model.dim = 17
-  config.model.bottom = (64, 16)
-  config.model.top = (64,)
-  config.model.first_order = True
-  config.model.init_scale = 0.01
-  # Gradients are means over the batch: small, and so must the start be.
-  start = {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}
-  config.optimizer.rows = (('adagrad', start),)
-  config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
+  common.small_model(config)
   common.sample(config)
   config.train.epochs = 2
 

@@ -277,6 +277,33 @@ def training(config: ConfigDict) -> None:
   config.profile = False
 
 
+def on_large_logs(config: ConfigDict) -> None:
+  """Adds all sections after the model, with settings for millions of clicks."""
+  optimizers(
+    config,
+    rows=(('rowwise_adagrad', {'learning_rate': 0.05}),),
+    dense=(('adam', {'learning_rate': 1e-3}),),
+    dense_final=0.0,
+  )
+  hot_rows(config, bytes=1 << 28, profile_examples=1 << 21)
+  skipping(config, 'surprise')
+  phases(config, warm_up=40, window=60, settle=20, period=1000)
+  training(config)
+
+
+def small_model(config: ConfigDict) -> None:
+  """Changes a DLRM and its optimizers for 10,000 to a million examples."""
+  config.model.dim = 17
+  config.model.bottom = (64, 16)
+  config.model.top = (64,)
+  config.model.first_order = True
+  config.model.init_scale = 0.01
+  # Gradients are means over the batch: small, and so must the start be.
+  start = {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}
+  config.optimizer.rows = (('adagrad', start),)
+  config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
+
+
 def sample(config: ConfigDict) -> None:
   """Changes settings for text of about 100,000 lines, without skipping.
 

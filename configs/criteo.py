@@ -42,22 +42,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   common.files(config, 'criteo', batch_size=2048)
   config.data.missing_flags = False  # one more dense feature for each: missing?
   common.synthetic(config, 'kaggle')
-  common.dlrm(
-    config,
-    dim=16,
-    bottom=(512, 256, 64, 16),
-    top=(512, 256),
-  )
-  common.optimizers(
-    config,
-    rows=(('rowwise_adagrad', {'learning_rate': 0.05}),),
-    dense=(('adam', {'learning_rate': 1e-3}),),
-    dense_final=0.0,
-  )
-  common.hot_rows(config, bytes=1 << 28, profile_examples=1 << 21)
-  common.skipping(config, 'surprise')
-  common.phases(config, warm_up=40, window=60, settle=20, period=1000)
-  common.training(config)
+  common.dlrm(config, dim=16, bottom=(512, 256, 64, 16), top=(512, 256))
+  common.on_large_logs(config)
   match variant:
     case 'sample':
       _sample(config)
@@ -73,15 +59,7 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   config.data.min_count = 4
   config.data.missing_flags = True
   config.data.shuffle = False
-  config.model.dim = 17
-  config.model.bottom = (64, 16)
-  config.model.top = (64,)
-  config.model.first_order = True
-  config.model.init_scale = 0.01
-  # Gradients are means over the batch: small, and so must the start be.
-  start = {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}
-  config.optimizer.rows = (('adagrad', start),)
-  config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
+  common.small_model(config)
   common.sample(config)
 
 

@@ -34,16 +34,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.history = 0  # most items that a user rated before; 0: none
   common.synthetic(config, 'movielens')
   common.dlrm(config, dim=16, bottom=(64, 16), top=(128, 64))
-  common.optimizers(
-    config,
-    rows=(('rowwise_adagrad', {'learning_rate': 0.05}),),
-    dense=(('adam', {'learning_rate': 1e-3}),),
-    dense_final=0.0,
-  )
-  common.hot_rows(config, bytes=1 << 22, profile_examples=1 << 21)
-  common.skipping(config, 'surprise')
-  common.phases(config, warm_up=40, window=60, settle=20, period=1000)
-  common.training(config)
+  common.on_large_logs(config)
+  config.hot.bytes = 1 << 22
   match variant:
     case 'sample':
       _sample(config)
@@ -56,12 +48,9 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   """Changes settings for sets of 100,000 to a million ratings."""
   config.data.batch_size = 256
   config.data.min_count = 4
-  # Gradients are means over the batch: small, and so must the start be.
-  start = {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}
-  config.optimizer.rows = (('adagrad', start),)
-  config.model.dim = 17
-  config.model.first_order = True
-  config.model.init_scale = 0.01
+  common.small_model(config)
+  config.model.top = (128, 64)
+  config.optimizer.dense = (('adam', {'learning_rate': 1e-3}),)
   common.sample(config)
   config.train.epochs = 2
 

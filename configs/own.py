@@ -20,20 +20,11 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """
   config = common.start(variant, ('',))
   common.files(config, None, batch_size=256)
-  common.dlrm(config, dim=17, bottom=(64, 16), top=(64,), first_order=True)
-  config.model.init_scale = 0.01
-  # Gradients are means over the batch: small, and so must the start be.
-  start = {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}
-  common.optimizers(
-    config,
-    rows=(('adagrad', start),),
-    dense=(('adam', {'learning_rate': 3e-3}),),
-    dense_final=0.0,
-  )
+  common.dlrm(config, dim=16, bottom=(64, 16), top=(64,))
+  common.on_large_logs(config)
+  common.small_model(config)
   common.hot_rows(config, bytes=1 << 26, profile_examples=1 << 20)
-  common.skipping(config, 'surprise')
   common.phases(config, warm_up=10, window=15, settle=8, period=125)
-  common.training(config)
   config.eval.curve_steps = 50
   config.log_steps = 10
   return config

@@ -45,22 +45,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   common.synthetic(config, 'terabyte')
   if variant != 'full':
     config.data.rows = _ROWS
-  common.dlrm(
-    config,
-    dim=64,
-    bottom=(512, 256, 64),
-    top=(512, 512, 256),
-  )
-  common.optimizers(
-    config,
-    rows=(('rowwise_adagrad', {'learning_rate': 0.05}),),
-    dense=(('adam', {'learning_rate': 1e-3}),),
-    dense_final=0.0,
-  )
-  common.hot_rows(config, bytes=1 << 28, profile_examples=1 << 21)
-  common.skipping(config, 'surprise')
-  common.phases(config, warm_up=40, window=60, settle=20, period=1000)
-  common.training(config)
+  common.dlrm(config, dim=64, bottom=(512, 256, 64), top=(512, 512, 256))
+  common.on_large_logs(config)
   if variant == 'smoke':
     _smoke(config)
   return config

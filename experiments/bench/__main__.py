@@ -7,26 +7,14 @@ the same batches, and what is claimed is the ratio of their medians. What each
 placement moves is counted by `python -m experiments.profile`.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 from absl import flags
-import ml_collections
 
 from experiments.bench import runner
 
-_ROUNDS = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'rounds', 8, 'Turns that each contender takes.', lower_bound=1
 )
-_STEPS = flags.DEFINE_integer('steps', 25, 'Steps of one turn.', lower_bound=3)
-
-
-def bench(config: ml_collections.ConfigDict, bar: Any) -> Iterator[runner.Item]:
-  """Yields all figures of a config."""
-  from experiments.bench import training
-
-  yield from training.measure(config, bar, _ROUNDS.value, _STEPS.value)
-
+flags.DEFINE_integer('steps', 25, 'Steps of one turn.', lower_bound=3)
 
 if __name__ == '__main__':
-  runner.run(bench)
+  runner.run('experiments.bench.training:measure')

@@ -38,9 +38,9 @@ _PROGRAM = 'PjitFunction('  # what JAX's profiler calls the start of a program
 def measure(
   config: ml_collections.ConfigDict,
   bar: Bar,
-  sizes: Sequence[int],
-  workers: Sequence[int],
-  step_ms: float,
+  batches: Sequence[str],
+  device_step_ms: float,
+  workers: Sequence[str],
   steps: int,
 ) -> Iterator[Item]:
   """Yields ms per batch, for batch sizes and numbers of workers.
@@ -48,11 +48,12 @@ def measure(
   The arguments are those of the program `experiments.bench.host`.
   """
   alone, in_all = [], []
-  for size in sizes:
+  threads = [*map(int, workers)]
+  for size in map(int, batches):
     config.data.batch_size = size
     data, watch = datasets.dataset(config), Stopwatch()
     with contextlib.closing(data.train(size)) as source:
-      batches = [watch('data', next, source) for _ in range(_TURNS * steps)]
+      some = [watch('data', next, source) for _ in range(_TURNS * steps)]
     bar.begin(f'batch {size}', len(_PLACEMENTS), 'placement')
     for number, placement in enumerate(_PLACEMENTS):
       bar.show(number, placement)
@@ -60,11 +61,11 @@ def measure(
       head = {'batch': size, 'placement': placement}
       trainer = trainer_of(config, data)
       if not number:  # the same program under every placement
-        step = real_step_ms(trainer, batches[:steps])
-      line = {**head, **watch.medians(), **phases(trainer, batches[:steps])}
-      starts = dispatches(trainer, batches[:steps])
+        step = real_step_ms(trainer, some[:steps])
+      line = {**head, **watch.medians(), **phases(trainer, some[:steps])}
+      starts = dispatches(trainer, some[:steps])
       alone.append({**line, 'step': step, 'dispatches': starts})
-      for line in rates(trainer, batches, workers, sorted({0.0, step_ms})):
+      for line in rates(trainer, some, threads, sorted({0.0, device_step_ms})):
         in_all.append(head | line)
   yield 'ms per batch, one phase after the other', alone
   yield 'ms per batch in all, with a step that waits', in_all

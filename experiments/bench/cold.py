@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.contest import seconds_of
+from experiments.bench.runner import Item
+from experiments.common.progress import Bar
 from slipstream_jax.store.base import FirstRows, pieces_of
 from slipstream_jax.store.scratch import (
   aligned,
@@ -22,6 +24,16 @@ THREADS = (1, 8, 32, 64)
 """Numbers of threads of the plain loop."""
 _WANTED = 1 << 14  # rows of a call
 _TURNS = 5
+
+
+def measure(bar: Bar, rows: int, dim: int, path: str) -> Iterator[Item]:
+  """Yields the rows/s of every way to read or write.
+
+  The arguments are those of the program `experiments.bench.disk`.
+  """
+  bar.begin('reading and writing rows')
+  title = f'{rows:,} rows of {4 * dim + 4} bytes, cold'
+  yield title, list(speeds(rows, dim, path))
 
 
 def speeds(num_rows: int, dim: int, path: str) -> Iterator[dict[str, Any]]:

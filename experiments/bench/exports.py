@@ -3,40 +3,43 @@
 from collections.abc import Iterator
 import itertools
 import pathlib
-from typing import Any
 
 import numpy as np
 
 from experiments.bench.contest import seconds_of
+from experiments.bench.runner import Item
 from experiments.common import build, datasets, record
+from experiments.common.progress import Bar
 from slip_serve import Query, Scorer
 from slipstream_jax.data.source import Dataset
 
 
 def measure(
   run: pathlib.Path,
-  export: pathlib.Path,
-  batch_size: int,
+  bar: Bar,
+  export: str | None,
+  batch: int,
   cache: float,
   warm: int,
-  size: int,
+  turn: int,
   turns: int,
-) -> dict[str, Any]:
-  """Returns the figures of an export of a run.
+) -> Iterator[Item]:
+  """Yields the figures of an export of a run.
 
   The arguments are those of the program `experiments.bench.serving`.
 
   Raises:
     UserError: there is no such export, or the run's data are gone.
   """
-  config = record.config_of(run)
+  bar.begin('queries')
+  config, folder = record.config_of(run), export or str(run / 'export')
   data = datasets.dataset(config)
   first_rows, _ = build.tables(config, data).column_rows
-  queries = _queries(data, batch_size, first_rows)
+  queries = _queries(data, batch, first_rows)
   with (
-    Scorer(export, 'dram', check=False) as dram,
-    Scorer(export, 'ssd', cache, check=False) as alone,
-    Scorer(export, 'ssd', cache, check=False) as ahead,
+    Scorer(folder, 'dram', check=False) as dram,
+    Scorer(folder, 'ssd', cache, check=False) as alone,
+    Scorer(folder, 'ssd', cache, check=False) as ahead,
   ):
     for query in itertools.islice(queries, warm):
       alone.warm([query])
@@ -45,36 +48,37 @@ def measure(
     scored = [alone.logits(query), *ahead.stream([query])]
     same = all(np.array_equal(dram.logits(query), one) for one in scored)
     ways = {
-      'ssd': lambda turn: [alone.logits(one) for one in turn],
-      'dram': lambda turn: [dram.logits(one) for one in turn],
-      'ssd_ahead': lambda turn: [*ahead.stream(turn)],
-      'dram_ahead': lambda turn: [*dram.stream(turn)],
+      'ssd': lambda some: [alone.logits(one) for one in some],
+      'dram': lambda some: [dram.logits(one) for one in some],
+      'ssd_ahead': lambda some: [*ahead.stream(some)],
+      'dram_ahead': lambda some: [*dram.stream(some)],
     }
     before = _counts(ahead)
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(turns):
-      turn = [*itertools.islice(queries, size)]
+      some = [*itertools.islice(queries, turn)]
       at = number % len(ways)
       for name in [*ways][at:] + [*ways][:at]:
-        rates[name].append(size / seconds_of(ways[name], turn))
+        rates[name].append(turn / seconds_of(ways[name], some))
     lookups, rows, hits, nbytes = _counts(ahead) - before
 
   def ratio(one: str, other: str) -> float:
     return float(np.median(np.divide(rates[one], rates[other])))
 
-  return {
+  figures = {
     'data': data.name,
-    'examples of a query': batch_size,
+    'examples of a query': batch,
     **{f'queries/s, {way}': float(np.median(rates[way])) for way in ways},
     'ratio ssd/dram': ratio('ssd', 'dram'),
     'ratio ssd_ahead/dram': ratio('ssd_ahead', 'dram'),
     'ratio ssd_ahead/dram_ahead': ratio('ssd_ahead', 'dram_ahead'),
     'hit rate': float(hits / max(rows, 1)),
-    'unique rows of a query': float(rows / (turns * size)),
-    'of them read': round((rows - hits) / (turns * size)),
+    'unique rows of a query': float(rows / (turns * turn)),
+    'of them read': round((rows - hits) / (turns * turn)),
     'disk bytes of a lookup': float(nbytes / max(lookups, 1)),
     'same bits': same,
   }
+  yield 'serving', figures
 
 
 def _queries(

@@ -1,9 +1,8 @@
-"""Measures what a step could take at best: its matrix products and its link.
+"""Measures what a step could take at best: its matrix products.
 
 The products of a step, forward and backward, are read from the program itself
 and run alone: same shapes, nothing in between. No step that computes them in
-this precision can take less time. The link is what rows cross between host and
-device.
+this precision can take less time.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,13 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.bench.contest import seconds_of
-from slipstream_jax.engine.buffers import to_device, to_host
+from slipstream_jax.engine.buffers import to_device
 
 _HOW = {'dimension_numbers', 'precision', 'preferred_element_type'}
-_BYTES = 1 << 28  # of one large copy
-_TURNS = 6
-_FASTEST = 1e12  # bytes/s; nothing that is faster is a copy
 
 
 class Product(NamedTuple):
@@ -74,22 +69,3 @@ def alone(products: list[Product]) -> Callable[[], list[jax.Array]]:
     return [one(*pair) for one, pair in zip(products, pairs, strict=True)]
 
   return lambda: compute(pairs)
-
-
-def link_speeds() -> dict[str, float | None]:
-  """Returns the best bytes/s of a large copy to and from pageable memory.
-
-  On a CPU both ends are host memory, and storing copies nothing: None.
-  """
-  host = np.ones(_BYTES // 4, np.float32)
-  one = to_device(np.float32(1))
-  device = jax.block_until_ready(to_device(host))
-  # Separate arrays, because jax keeps the host's copy of one it has fetched.
-  others = [jax.block_until_ready(device + one) for _ in range(_TURNS)]
-  load = min(
-    seconds_of(lambda: jax.block_until_ready(to_device(host)))
-    for _ in range(_TURNS)
-  )
-  store = min(seconds_of(to_host, other) for other in others)
-  copies = store > _BYTES / _FASTEST
-  return {'load': _BYTES / load, 'store': _BYTES / store if copies else None}

@@ -1,7 +1,7 @@
 """Runs a bench: shows its figures as tables, and keeps them in a file.
 
 A bench is a generator of titles with figures: facts by name, or the rows of a
-table. It imports JAX when it is called.
+table.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,31 +18,34 @@ flags.disclaim_key_flags()  # --help shows --output as the program's own
 
 
 def run(
-  bench: Callable[..., Iterator[Item]],
+  bench: Callable[..., Iterator[Item]] | str,
   config: Literal['required', 'none'] = 'required',
   words: str = '',
 ) -> NoReturn:
   """Runs a bench as a program.
 
   Args:
-    bench: called with the config, if any, the words, and a progress bar.
+    bench: called with the config, if any, the words, a progress bar and the
+      program's flags. A function, or 'module:function'.
     config: as in `cli.run`.
     words: as in `cli.run`.
   """
-  output = flags.DEFINE_string('output', None, 'JSON file for the figures.')
+  flags.DEFINE_string('output', None, 'JSON file for the figures.')
 
   def main(*arguments: Any) -> None:
     from experiments.common import errors, report
     from experiments.common.progress import Bar
     from experiments.common.workdir import json_output
 
+    asked = cli.own_flags()
+    measure = cli.imported(bench) if isinstance(bench, str) else bench
     if config == 'required':
       errors.check(arguments[0])
       arguments[0].skip.mode = 'off'  # every batch costs the same
     screen = report.console()
-    with json_output(output.value) as write:  # before minutes are spent
+    with json_output(asked.pop('output')) as write:  # before minutes are spent
       with Bar(screen, None, '') as bar:
-        figures = dict(bench(*arguments, bar))
+        figures = dict(measure(*arguments, bar, **asked))
       for title, values in figures.items():
         screen.print(title, style='bold', highlight=False)
         if isinstance(values, Mapping):

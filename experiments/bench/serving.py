@@ -10,33 +10,18 @@ are warmed by --warm queries that are not timed. Ratios are medians over turns.
 `python -m experiments.bench.disk` tells what the disk alone can do.
 """
 
-from collections.abc import Iterator
-import pathlib
-from typing import Any
-
 from absl import flags
 
 from experiments.bench import runner
 
-_EXPORT = flags.DEFINE_string(
+flags.DEFINE_string(
   'export', None, 'Folder of its export; export in its own by default.'
 )
-_BATCH = flags.DEFINE_integer('batch', 1024, 'Examples of a query.')
-_CACHE = flags.DEFINE_float('cache', 0.1, 'Share of the rows in memory.')
-_WARM = flags.DEFINE_integer('warm', 1000, 'Queries before any is timed.')
-_TURN = flags.DEFINE_integer('turn', 50, 'Queries of a turn.')
-_TURNS = flags.DEFINE_integer('turns', 10, 'Turns of each way.')
-
-
-def bench(run: pathlib.Path, bar: Any) -> Iterator[runner.Item]:
-  """Yields the figures of the export of a run."""
-  from experiments.bench import exports
-
-  bar.begin('queries')
-  export = pathlib.Path(_EXPORT.value or run / 'export')
-  asked = _BATCH.value, _CACHE.value, _WARM.value, _TURN.value, _TURNS.value
-  yield 'serving', exports.measure(run, export, *asked)
-
+flags.DEFINE_integer('batch', 1024, 'Examples of a query.')
+flags.DEFINE_float('cache', 0.1, 'Share of the rows in memory.')
+flags.DEFINE_integer('warm', 1000, 'Queries before any is timed.')
+flags.DEFINE_integer('turn', 50, 'Queries of a turn.')
+flags.DEFINE_integer('turns', 10, 'Turns of each way.')
 
 if __name__ == '__main__':
-  runner.run(bench, 'none', 'RUN')
+  runner.run('experiments.bench.exports:measure', 'none', 'RUN')

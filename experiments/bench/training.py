@@ -42,8 +42,7 @@ def measure(
   contest = Contest(config, data, batches, rounds, steps, bar)
   yield 'setting', _setting(contest)
   bar.begin('end to end')
-  speed, moved = _end_to_end(contest)
-  yield 'end to end', {'examples_per_s': speed}
+  yield 'end to end', {'examples_per_s': _end_to_end(contest)}
   bar.begin('phases of a step')
   phases = _phases(contest)
   products, step = phases.pop('products'), phases['step']
@@ -58,7 +57,6 @@ def measure(
   share = products / step
   least = {'step ms': step, 'products ms': products, 'share of limit': share}
   yield 'the step and its matrix products alone', [least]
-  yield 'rows on the link', [*_link(moved, config.data.batch_size / speed)]
   yield 'a cache and all rows on the device', _cache(contest)
   theirs = _beside_baselines(contest)
   if theirs:
@@ -79,36 +77,19 @@ def _setting(contest: Contest) -> dict[str, Any]:
   return facts
 
 
-def _end_to_end(contest: Contest) -> tuple[float, dict[str, float]]:
-  """Returns examples/s with the config's own source, and bytes moved a step."""
+def _end_to_end(contest: Contest) -> float:
+  """Returns examples/s with the config's own source."""
   config, data = contest.config, contest.data
   trainer = trainer_of(config, data)
   source = data.train(config.data.batch_size)
   with stream_of(config, trainer, source) as stream:
     take_steps(trainer, stream, contest.steps)  # compiles
-    before = trainer.engine.counters
     seconds = [
       seconds_of(take_steps, trainer, stream, contest.steps)
       for _ in range(contest.rounds)
     ]
-  after, count = trainer.engine.counters, contest.steps * contest.rounds
-  moved = {
-    'load': (after.bytes_loaded - before.bytes_loaded) / count,
-    'store': (after.bytes_stored - before.bytes_stored) / count,
-  }
   examples = contest.steps * config.data.batch_size
-  return examples / float(np.median(seconds)), moved
-
-
-def _link(moved: dict[str, float], step_s: float) -> Iterator[dict[str, Any]]:
-  """Yields the share of a step that its rows take on the link."""
-  for way, speed in limits.link_speeds().items():
-    yield {
-      'way': way,
-      'GB/s': speed and speed / 1e9,
-      'bytes per step': moved[way],
-      'share of step': moved[way] / speed / step_s if speed else 0.0,
-    }
+  return examples / float(np.median(seconds))
 
 
 def _phases(contest: Contest) -> dict[str, float]:

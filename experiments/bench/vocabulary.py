@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.bench import runner
 
-_ROWS = flags.DEFINE_multi_integer(
+flags.DEFINE_multi_integer(
   'rows',
   [1_000_000, 10_000_000],
   'Rows of the tables; may be given again.',
@@ -28,12 +28,12 @@ _TURNS = 40
 _EXPONENT = 1.05
 
 
-def bench(bar: Any) -> Iterator[runner.Item]:
+def bench(bar: Any, rows: list[int]) -> Iterator[runner.Item]:
   """Yields the lookups/s of tables, and the seconds that a state takes."""
-  bar.begin('a growing vocabulary', len(_ROWS.value), 'table')
+  bar.begin('a growing vocabulary', len(rows), 'table')
   frame = []
-  for rows in _ROWS.value:
-    frame.append(speeds(rows))
+  for size in rows:
+    frame.append(speeds(size))
     bar.show(len(frame))
   yield 'lookups/s, median and best, and seconds of a saved state', frame
 

@@ -14,30 +14,24 @@ from absl import flags
 
 from experiments.common import cli
 
-_COPY = flags.DEFINE_string(
+flags.DEFINE_string(
   'copy', None, 'Folder or URL for a copy of the newest, or that of --step.'
 )
-_STEP = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
 )
-_CODEC = flags.DEFINE_string(
+flags.DEFINE_string(
   'codec', None, "Of the copy's rows: raw, int8, int4, int3 or int2."
 )
-_VERIFY = flags.DEFINE_bool(
+flags.DEFINE_bool(
   'verify', True, 'Read every byte for the list; otherwise compare sizes.'
 )
 
-
-def main(place: str) -> None:
-  """Lists or copies checkpoints."""
-  from experiments.checkpoints import job
-
-  job.check_flags(_COPY.value, _CODEC.value, _STEP.value)
-  if _COPY.value is None:
-    job.show(place, _VERIFY.value)
-  else:
-    job.copy(place, _COPY.value, _CODEC.value, _STEP.value)
-
-
 if __name__ == '__main__':
-  cli.run(main, 'none', 'RUN_OR_PLACE', kept='nothing was changed', on_cpu=True)
+  cli.run(
+    'experiments.checkpoints.job:list_or_copy',
+    'none',
+    'RUN_OR_PLACE',
+    kept='nothing was changed',
+    on_cpu=True,
+  )

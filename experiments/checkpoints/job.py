@@ -28,14 +28,44 @@ from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.errors import choose, UserError
 
 
-def show(name: str, verify: bool) -> None:
-  """Prints the checkpoints of a run or a place, and what is wrong with them.
+def list_or_copy(
+  place: str,
+  copy: str | None = None,
+  step: int | None = None,
+  codec: str | None = None,
+  verify: bool = True,
+) -> None:
+  """Lists the checkpoints of a run or a place, or copies one of them.
+
+  The arguments are those of the program.
 
   Raises:
-    UserError: none is whole.
+    UserError: the codec is unknown, a flag needs --copy, none that is listed is
+      whole, or as in `copied`.
   """
-  screen, place = report.console(), place_of(name)
-  listed = entries(place, verify)
+  tell = report.teller(report.console())
+  if codec is not None:
+    choose(CODECS, codec, 'command line, --codec')
+  if copy is not None:
+    codec = codec or RAW
+    manifest = copied(place_of(place), open_place(copy), codec, step, tell)
+    size = report.size(manifest.bytes)
+    tell(f'copied step {manifest.step} to {copy}, rows as {codec}: {size}')
+    return
+  for name, value in ('codec', codec), ('step', step):
+    if value is not None:
+      raise UserError(
+        f'--{name} needs --copy',
+        got=f'--{name}={value} alone',
+        where=f'command line, --{name}',
+        hint='add --copy=FOLDER',
+      )
+  _show(place_of(place), verify)
+
+
+def _show(place: Place, verify: bool) -> None:
+  """Prints the checkpoints of a place, and what is wrong with them."""
+  screen, listed = report.console(), entries(place, verify)
   report.teller(screen)(place.url)
   flaws = {row['step']: row.pop('flaw') for row in listed}
   screen.print(report.table('', listed))
@@ -50,36 +80,6 @@ def show(name: str, verify: bool) -> None:
       where=place.url,
       hint='use a copy, or start anew',
     )
-
-
-def copy(name: str, into: str, codec: str | None, step: int | None) -> None:
-  """Copies a checkpoint of a run or a place, and prints what was copied.
-
-  Raises:
-    UserError: see `copied`.
-  """
-  tell, codec = report.teller(report.console()), codec or RAW
-  manifest = copied(place_of(name), open_place(into), codec, step, tell)
-  size = report.size(manifest.bytes)
-  tell(f'copied step {manifest.step} to {into}, rows as {codec}: {size}')
-
-
-def check_flags(copy: str | None, codec: str | None, step: int | None) -> None:
-  """Checks the flags of these names before any work is done.
-
-  Raises:
-    UserError: the codec is unknown, or a flag needs --copy.
-  """
-  if codec is not None:
-    choose(CODECS, codec, 'command line, --codec')
-  for name, value in ('codec', codec), ('step', step):
-    if value is not None and copy is None:
-      raise UserError(
-        f'--{name} needs --copy',
-        got=f'--{name}={value} alone',
-        where=f'command line, --{name}',
-        hint='add --copy=FOLDER',
-      )
 
 
 def place_of(name: str) -> Place:

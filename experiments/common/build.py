@@ -30,12 +30,11 @@ from slipstream_jax.selection.hot import (
   popular_rows_of_groups,
 )
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.selection.staleness import check_alpha
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES
 from slipstream_jax.tables import Table, TableSet, Uniform
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.trainer_parts import (
   make_parts,
   scheduled,
@@ -117,20 +116,6 @@ def skips(config: ml_collections.ConfigDict) -> bool:
   return config.skip.mode != 'off'
 
 
-def check_skip(config: ml_collections.ConfigDict, recipe: Recipe) -> None:
-  """Checks `config.skip.alpha` against the lookups of an example.
-
-  Raises:
-    UserError: alpha is out of range.
-  """
-  if skips(config):
-    check_alpha(
-      np.zeros((1, *recipe.tables.example_shape), np.int32),
-      config.skip.alpha,
-      'config.skip.alpha',
-    )
-
-
 def hot(
   config: ml_collections.ConfigDict, data: Dataset, recipe: Recipe
 ) -> HotRows | None:
@@ -205,13 +190,16 @@ def store_folder(config: ml_collections.ConfigDict) -> str:
   return folder
 
 
-def checkpoint_bytes(trainer: TrainerParts) -> int:
+def table_bytes(recipe: Recipe) -> int:
+  """Returns the bytes of all rows with their row state."""
+  groups = zip(recipe.tables.groups, compiled_of(recipe).row_bytes, strict=True)
+  return sum(group.num_rows * size for group, size in groups)
+
+
+def checkpoint_bytes(recipe: Recipe, state: TrainState) -> int:
   """Returns the bytes of a checkpoint of all rows and of the dense state."""
-  groups = zip(
-    trainer.engine.row_bytes, trainer.recipe.tables.groups, strict=True
-  )
-  rows = sum(size * group.num_rows for size, group in groups)
-  return rows + sum(leaf.nbytes for leaf in jax.tree.leaves(trainer.state))
+  dense = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+  return table_bytes(recipe) + dense
 
 
 def placements(

@@ -3,14 +3,15 @@
 A mistake of the user ends a program with one sentence on stderr and exit code
 1. A traceback means a bug.
 
-A program's own module holds its docstring, its flags and `main`. It imports
-nothing that imports JAX, which takes seconds. `main` imports what it needs, so
-`--help` and a wrong command line are answered at once.
+A program's own module holds its docstring and its flags. It imports nothing
+that imports JAX, which takes seconds, so `--help` and a wrong command line are
+answered at once. `run` then imports the function that does the work.
 """
 
 from collections.abc import Callable, Sequence
 import contextlib
 import errno
+import importlib
 import os
 import pathlib
 import platform
@@ -39,7 +40,7 @@ _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 
 
 def run(
-  main: Callable[..., None],
+  main: Callable[..., None] | str,
   config: Literal['required', 'optional', 'none'] = 'required',
   words: str = '',
   kept: str = _KEPT,
@@ -51,7 +52,8 @@ def run(
   called with the words alone.
 
   Args:
-    main: the program.
+    main: the program. 'module:function' names a function to import, which gets
+      the program's flags, too, by their names.
     config: whether it takes a --config. If optional, `main` may get None.
     words: what the command line has beside flags, such as 'RUN', '[RUN]',
       '[RUN ...]' or 'FILE LINES [SEED]'. RUN is the folder of a run. It is
@@ -61,11 +63,17 @@ def run(
       be training on the accelerator at the same time.
   """
 
+  def program(*arguments: Any) -> None:
+    if isinstance(main, str):
+      imported(main)(*arguments, **own_flags())
+    else:
+      main(*arguments)
+
   def call(arguments: list[str]) -> NoReturn:
     if on_cpu:
       os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     configs = [] if config == 'none' else [_CONFIG.value]
-    code = guarded(main, *configs, *arguments, kept=kept)
+    code = guarded(program, *configs, *arguments, kept=kept)
     if code > 1:  # Interrupted: no thread may keep the process alive.
       sys.stdout.flush()
       sys.stderr.flush()
@@ -76,6 +84,21 @@ def run(
     return read_command_line(arguments, config, words)
 
   app.run(call, flags_parser=parse)
+
+
+def imported(name: str) -> Callable[..., Any]:
+  """Imports the function 'module:function'."""
+  module, _, function = name.partition(':')
+  called: Callable[..., Any] = getattr(
+    importlib.import_module(module), function
+  )
+  return called
+
+
+def own_flags() -> dict[str, Any]:
+  """Returns the values of the program's own flags by their names."""
+  program = sys.modules['__main__']
+  return {f.name: f.value for f in flags.FLAGS.get_flags_for_module(program)}
 
 
 def guarded(

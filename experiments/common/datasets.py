@@ -1,11 +1,14 @@
 """Makes a data set of `config.data`: packed, raw, synthetic, or one's own."""
 
 from collections.abc import Callable
+import inspect
 import pathlib
+from typing import Any
 
 import ml_collections
 
 from experiments.common import own
+from experiments.common.errors import key_of
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.formats.avazu import avazu_raw
@@ -20,60 +23,21 @@ from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.pack import packed_like
 from slipstream_jax.synthetic.proxies import proxy_dataset
 
-RawFormat = Callable[[ml_collections.ConfigDict, str], RawData]
-"""Reads the raw files at a path, with the settings of `config.data`."""
-RAW_FORMATS: dict[str, RawFormat] = {
-  'criteo': lambda data, path: criteo_raw(
-    path,
-    test_share=data.test_share,
-    missing_flags=data.missing_flags,
-    bad_lines=data.bad_lines,
-  ),
-  'terabyte': lambda data, path: terabyte_raw(
-    path,
-    test_share=data.test_share,
-    missing_flags=data.missing_flags,
-    bad_lines=data.bad_lines,
-    sample=data.sample,
-    sample_negatives=data.sample_negatives,
-    seed=data.sample_seed,
-  ),
-  'avazu': lambda data, path: avazu_raw(
-    path, test_share=data.test_share, bad_lines=data.bad_lines
-  ),
-  'taobao': lambda data, path: taobao_raw(
-    path,
-    steps=data.steps,
-    per_user=data.per_user,
-    min_history=data.min_history,
-    test_share=data.test_share,
-    bad_lines=data.bad_lines,
-    seed=data.points_seed,
-  ),
-  'movielens': lambda data, path: movielens_raw(
-    path,
-    threshold=data.threshold or None,
-    history=data.history,
-    test_share=data.test_share,
-    bad_lines=data.bad_lines,
-  ),
-  'tfds': lambda data, path: tfds_raw(
-    path.removeprefix('tfds:'),
-    FeatureMap(**data.features),
-    train=data.train_split,
-    test=data.test_split,
-    data_dir=data.data_dir,
-  ),
+RAW_FORMATS: dict[str, Callable[..., RawData]] = {
+  'criteo': criteo_raw,
+  'terabyte': terabyte_raw,
+  'avazu': avazu_raw,
+  'taobao': taobao_raw,
+  'movielens': movielens_raw,
+  'tfds': tfds_raw,
 }
 """Functions that read raw data, by `config.data.format`."""
-NEW_EXAMPLES: dict[str, RawFormat] = {
-  'criteo': lambda data, path: criteo_raw(
-    path, missing_flags=data.missing_flags, labelled=None
-  ),
-  'avazu': lambda data, path: avazu_raw(path, labelled=None),
+NEW_EXAMPLES: dict[str, Callable[..., RawData]] = {
+  'criteo': criteo_raw,
+  'avazu': avazu_raw,
+  'terabyte': criteo_raw,  # a whole day, no sample
 }
 """Formats with one example in each line. Files to score may lack labels."""
-NEW_EXAMPLES['terabyte'] = NEW_EXAMPLES['criteo']  # a whole day, no sample
 
 
 def dataset(config: ml_collections.ConfigDict) -> Dataset:
@@ -111,8 +75,31 @@ def raw_data(data: ml_collections.ConfigDict, path: str) -> RawData:
     UserError: files are missing or malformed, or a setting is invalid.
   """
   read = choose(RAW_FORMATS, data.format, 'config.data.format')
+  settings = _settings(read, data)
+  if data.format == 'movielens':
+    settings['threshold'] = settings['threshold'] or None
+  if data.format == 'tfds':
+    path = path.removeprefix('tfds:')
+    settings['features'] = FeatureMap(**settings['features'])
+  return read(path, **settings)
+
+
+def _settings(
+  read: Callable[..., RawData], data: ml_collections.ConfigDict
+) -> dict[str, Any]:
+  """Returns the arguments after the path, by the config keys that set them.
+
+  Raises:
+    UserError: a key is missing.
+  """
+  names = [*inspect.signature(read).parameters][1:]
+  keys = {name: key_of(read.__name__, name) for name in names}
   try:
-    return read(data, path)
+    return {
+      name: getattr(data, key.removeprefix('data.'))
+      for name, key in keys.items()
+      if key is not None
+    }
   except AttributeError as error:
     raise UserError(
       'config.data must have the settings of its format',
@@ -139,7 +126,9 @@ def new_examples(data: ml_collections.ConfigDict, path: str) -> RawData:
       hint='make batches yourself, and score them with'
       ' experiments.common.loading',
     )
-  return NEW_EXAMPLES[data.format](data, path)
+  read = NEW_EXAMPLES[data.format]
+  whole = {'test_share': None, 'bad_lines': 0, 'labelled': None}
+  return read(path, **_settings(read, data) | whole)
 
 
 def _own(config: ml_collections.ConfigDict) -> Dataset:

@@ -13,80 +13,77 @@ from experiments.common.usage import keys_of
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.errors import choose, UserError
 
-_BY_ARGUMENT = {
-  **{
-    name: f'{section}.{name}'
-    for section, names in {
-      'data': (
-        'bad_lines batch_size data_dir drift_examples features hash_rows'
-        ' history min_count min_history missing_flags per_user sample'
-        ' sample_negatives saturation test_examples test_share'
-      ),
-      'model': 'attention bottom compute_dtype final normalization top',
-      'skip': 'alpha drop drop_of min_touches refill threshold',
-    }.items()
-    for name in names.split()
-  },
-  'budget_bytes': 'hot.bytes',
-  'capacity': 'cache.capacity',
-  'depth': 'prefetch_batches',
-  'dram_bytes': 'store.dram_bytes',
-  'eviction': 'cache.eviction',
-  'hot': 'hot.bytes',
-  'learning_rate': 'optimizer.rows',
-  'look_ahead': 'cache.look_ahead_batches',
-  'placement': 'placement',
-  'seed': 'seed',
-  'shuffle_seed': 'seed',
-  'combiner': 'model.pooling',
-  'test_split': 'eval.split',
-  'workers': 'workers',
+_SAME_NAME = {
+  '': 'placement seed workers',
+  'cache': 'capacity eviction',
+  'checkpoint': (
+    'Saving.codec Saving.consolidate Saving.keep Saving.memory_bytes'
+    ' Saving.policy open_place.path'
+  ),
+  'data': (
+    'SequenceSpec.rows SyntheticSpec.rows bad_lines batch_size data_dir'
+    ' drift_examples features hash_rows history min_count min_history'
+    ' missing_flags movielens_raw.threshold per_user sample sample_negatives'
+    ' saturation taobao_raw.steps test_examples test_share'
+  ),
+  'data.features': (
+    'FeatureMap.dense FeatureMap.label FeatureMap.tables FeatureMap.transform'
+  ),
+  'model': 'attention bottom compute_dtype final normalization top',
+  'skip': (
+    'Phases.warm_up_again Skip.auto_cost Skip.mode Skip.policy Skip.scorer'
+    ' Skip.uniform alpha drop drop_of min_touches refill threshold'
+  ),
+  'store': 'dram_bytes file.path',
+  'train': 'train.steps',
 }
-_BY_PLACE = {
-  **{
-    f'{owner}.{name}': f'{section}.{name}'
-    for owner, section, names in (
-      ('FeatureMap', 'data.features', 'dense label tables transform'),
-      ('Saving', 'checkpoint', 'policy keep memory_bytes consolidate codec'),
-      ('Skip', 'skip', 'mode policy auto_cost scorer uniform'),
-    )
-    for name in names.split()
-  },
-  **{
-    f'Phases.{name}': f'skip.{name}_batches'
-    for name in ('period', 'settle', 'warm_up', 'window')
-  },
-  'Phases.warm_up_again': 'skip.warm_up_again',
-  'Skip.refit': 'skip.refit_batches',
+"""Arguments that have the name of their key, by section. The owner stands
+before an argument whose name alone would be ambiguous."""
+KEYS = {
+  'Phases.period': 'skip.period_batches',
+  'Phases.settle': 'skip.settle_batches',
+  'Phases.warm_up': 'skip.warm_up_batches',
+  'Phases.window': 'skip.window_batches',
   'Recipe.skips_bad_steps': 'train.on_bad_loss',
-  'SequenceSpec.rows': 'data.rows',
-  'file.path': 'store.path',
+  'Skip.refit': 'skip.refit_batches',
   'Slipstream.batches': 'train.steps',
-  'SyntheticSpec.rows': 'data.rows',
-  'Table.embedding_dim': 'model.dim',
   'Table.dtype': 'model.table_dtype',
+  'Table.embedding_dim': 'model.dim',
   'Table.initializer': 'model.init_scale',
   'Trainer.dense_optimizer': 'optimizer.dense',
   'Trainer.model': 'model.name',
   'Trainer.row_optimizer': 'optimizer.rows',
+  'budget_bytes': 'hot.bytes',
+  'combiner': 'model.pooling',
+  'depth': 'prefetch_batches',
+  'hot': 'hot.bytes',
+  'learning_rate': 'optimizer.rows',
+  'look_ahead': 'cache.look_ahead_batches',
+  'proxy_dataset.name': 'data.proxy',
+  'shuffle_seed': 'seed',
   'slipstream.batches': 'train.steps',
   'taobao_raw.seed': 'data.points_seed',
-  'taobao_raw.steps': 'data.steps',
   'terabyte_raw.seed': 'data.sample_seed',
+  'test_split': 'eval.split',
   'tfds_raw.name': 'data.path',
   'tfds_raw.test': 'data.test_split',
   'tfds_raw.train': 'data.train_split',
-  'train.steps': 'train.steps',
-  'open_place.path': 'checkpoint.path',
-  'movielens_raw.threshold': 'data.threshold',
-  'proxy_dataset.name': 'data.proxy',
+} | {
+  argument: f'{section}.{argument.rpartition(".")[2]}'.removeprefix('.')
+  for section, arguments in _SAME_NAME.items()
+  for argument in arguments.split()
 }
-"""Arguments by their owner, where the name alone would be ambiguous."""
+"""Config keys by the arguments of the library that they set."""
 # 'function, argument', 'function, one and other', 'Type.argument', 'argument',
 # "Type 'name', argument": more may follow after a comma.
 _PLACE = re.compile(
   r"(?:(\w+)(?: [\w']+)?, |([A-Z]\w*)\.)?(\w+(?: and \w+)*)(, .*)?"
 )
+
+
+def key_of(owner: str | None, argument: str) -> str | None:
+  """Returns the config key that sets an argument, or None."""
+  return KEYS.get(f'{owner}.{argument}') or KEYS.get(argument)
 
 
 def in_config(error: UserError) -> UserError:
@@ -98,7 +95,7 @@ def in_config(error: UserError) -> UserError:
   if place is None:
     return error
   owner, names = place[1] or place[2], place[3].split(' and ')
-  keys = [_BY_PLACE.get(f'{owner}.{n}', _BY_ARGUMENT.get(n)) for n in names]
+  keys = [key_of(owner, name) for name in names]
   if None in keys:
     return error
   where = ' and '.join(f'config.{key}' for key in keys) + (place[4] or '')
@@ -181,11 +178,7 @@ def _check_complete(config: ml_collections.ConfigDict) -> None:
   whole = common.start('', ('',))
   common.files(whole, 'criteo', 1)
   common.model(whole, 'dlrm', 1)
-  common.optimizers(whole, (), (), 1.0)
-  common.hot_rows(whole, 1, 1)
-  common.skipping(whole, 'surprise')
-  common.phases(whole, 1, 1, 1, 1)
-  common.training(whole)
+  common.on_large_logs(whole)
   keys = {key for key, _ in keys_of(config)}
   own = bool(config.get('data', {}).get('source'))
   for key, _ in keys_of(whole):

@@ -13,30 +13,24 @@ examples are the held-out ones. FILE has others, with labels, in the format of
 the data trained on. --output keeps the metrics.
 """
 
-import pathlib
-
 from absl import flags
-import ml_collections
 
 from experiments.common import cli
 
-_INPUT = flags.DEFINE_string('input', None, 'File of examples with labels.')
-_OUTPUT = flags.DEFINE_string('output', None, 'JSON file for the metrics.')
-_DATA = flags.DEFINE_string(
+flags.DEFINE_string('input', None, 'File of examples with labels.')
+flags.DEFINE_string('output', None, 'JSON file for the metrics.')
+flags.DEFINE_string(
   'data', None, "Where the run's data are now; by default where they were."
 )
-_STEP = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
 )
 
-
-def main(config: ml_collections.ConfigDict | None, run: pathlib.Path) -> None:
-  """Evaluates the run and prints its metrics. See `job.write_metrics`."""
-  from experiments.evaluate import job
-
-  asked = _INPUT.value, _OUTPUT.value, _DATA.value, _STEP.value
-  job.write_metrics(config, run, *asked)
-
-
 if __name__ == '__main__':
-  cli.run(main, 'optional', 'RUN', kept='nothing was written', on_cpu=True)
+  cli.run(
+    'experiments.evaluate.job:write_metrics',
+    'optional',
+    'RUN',
+    kept='nothing was written',
+    on_cpu=True,
+  )

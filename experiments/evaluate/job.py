@@ -16,23 +16,24 @@ from slipstream_jax.training import evaluate, metrics
 def write_metrics(
   config: ml_collections.ConfigDict | None,
   folder: pathlib.Path,
-  path: str | None = None,
+  input: str | None = None,
   output: str | None = None,
-  data_path: str | None = None,
+  data: str | None = None,
   step: int | None = None,
 ) -> None:
   """Evaluates a run, prints its metrics, and writes them to `output`, if any.
 
-  The arguments but `output` are those of `loading.load` and `evaluation`.
+  The arguments are those of the program.
 
   Raises:
-    UserError: as those do, or the output cannot be written.
+    UserError: as in `loading.load` and `evaluation`, or the output cannot be
+      written.
   """
   screen = report.console()
   tell = report.teller(screen)
   with json_output(output) as write:  # before minutes are spent
-    run = loading.load(folder, data_path, config, step, tell)
-    values = evaluation(run, path)
+    run = loading.load(folder, data, config, step, tell)
+    values = evaluation(run, input)
     screen.print(report.facts(values))
     write(values)
   if output is not None:

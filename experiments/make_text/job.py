@@ -1,6 +1,6 @@
 """Formats examples of the synthetic stream as lines of Criteo's raw text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import pathlib
 from typing import BinaryIO
 
@@ -93,7 +93,7 @@ def _ids(rows: np.ndarray) -> np.ndarray:
   return texts.reshape(rows.shape)
 
 
-def make(file: str, numbers: Sequence[str]) -> None:
+def make(file: str, *numbers: str) -> None:
   """Writes a file. `numbers` are its lines, and the seed if there are two.
 
   Raises:

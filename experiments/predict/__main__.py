@@ -13,35 +13,29 @@ The .npz of a table has `rows` [R, D] and their raw `ids` i64[R]. The row of
 unknown ids is `unknown` [D].
 """
 
-import pathlib
-
 from absl import flags
 
 from experiments.common import cli
 
-_INPUT = flags.DEFINE_string('input', None, 'File of examples to score.')
-_ROWS = flags.DEFINE_string('rows', None, 'Table whose rows are written.')
-_OUTPUT = flags.DEFINE_string(
+flags.DEFINE_string('input', None, 'File of examples to score.')
+flags.DEFINE_string('rows', None, 'Table whose rows are written.')
+flags.DEFINE_string(
   'output',
   None,
   'File to write, .csv or .npy; predictions.csv by default. Of rows, .npz; '
   'TABLE.npz by default.',
 )
-_DATA = flags.DEFINE_string(
+flags.DEFINE_string(
   'data', None, "Where the run's data are now; by default where they were."
 )
-_STEP = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
 )
 
-
-def main(run: pathlib.Path) -> None:
-  """Scores examples or writes rows. See `job.predict`."""
-  from experiments.predict import job
-
-  asked = _INPUT.value, _ROWS.value, _OUTPUT.value, _DATA.value, _STEP.value
-  job.predict(run, *asked)
-
-
 if __name__ == '__main__':
-  cli.run(main, 'none', 'RUN', kept='nothing was written')
+  cli.run(
+    'experiments.predict.job:predict',
+    'none',
+    'RUN',
+    kept='nothing was written',
+  )

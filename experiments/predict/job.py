@@ -21,10 +21,10 @@ from slipstream_jax.training.metrics import Predictions
 
 def predict(
   folder: pathlib.Path,
-  examples: str | None = None,
-  table: str | None = None,
+  input: str | None = None,
+  rows: str | None = None,
   output: str | None = None,
-  data_path: str | None = None,
+  data: str | None = None,
   step: int | None = None,
 ) -> None:
   """Scores a file of examples, or writes the rows of a table.
@@ -35,15 +35,15 @@ def predict(
     UserError: an argument is invalid, the run has no checkpoint, examples are
       bad, or the output cannot be written. Nothing of it is then left.
   """
-  if (examples is None) == (table is None):
+  if (input is None) == (rows is None):
     raise UserError(
       'one of --input and --rows must be given',
-      got='none of them' if examples is None else 'both',
+      got='none of them' if input is None else 'both',
       where='command line',
       hint='see --help',
     )
-  suffixes = ['.csv', '.npy'] if table is None else ['.npz']
-  default = 'predictions.csv' if table is None else f'{table}.npz'
+  suffixes = ['.csv', '.npy'] if rows is None else ['.npz']
+  default = 'predictions.csv' if rows is None else f'{rows}.npz'
   path = pathlib.Path(output or default)
   if path.suffix not in suffixes or path.is_dir():
     raise UserError(
@@ -54,15 +54,15 @@ def predict(
     )
   screen = report.console()
   tell = report.teller(screen)
-  run = loading.load(folder, data_path, step=step, tell=tell)
-  if examples is not None:
-    _score(screen, run, examples, path)
-  elif table is not None:
-    arrays: dict[str, Any] = loading.rows_of(run, table)
+  run = loading.load(folder, data, step=step, tell=tell)
+  if input is not None:
+    _score(screen, run, input, path)
+  elif rows is not None:
+    arrays: dict[str, Any] = loading.rows_of(run, rows)
     with output_file(path) as file:
       np.savez(file, **arrays)
-    rows, dim = arrays['rows'].shape
-    tell(f'{rows:,} rows of {table}, dim {dim}, after step {run.step:,}')
+    count, dim = arrays['rows'].shape
+    tell(f'{count:,} rows of {rows}, dim {dim}, after step {run.step:,}')
   tell(f'written to {path}')
 
 

@@ -10,26 +10,14 @@ folder with its checksums instead, or a new one once it is finished.
 """
 
 from absl import flags
-import ml_collections
 
 from experiments.common import cli
 
-_VERIFY = flags.DEFINE_bool(
+flags.DEFINE_bool(
   'verify', False, 'Compare the finished folder with its checksums.'
 )
 
-
-def main(config: ml_collections.ConfigDict) -> None:
-  """Prepares the data set of `config.data`.
-
-  Raises:
-    UserError: bad settings, bad data or no room. The folder is then not
-      finished. The same command continues it if it is still there.
-  """
-  from experiments.prepare import job  # imports JAX
-
-  job.prepare_data(config, _VERIFY.value)
-
-
 if __name__ == '__main__':
-  cli.run(main, kept='the same command continues')
+  cli.run(
+    'experiments.prepare.job:prepare_data', kept='the same command continues'
+  )

@@ -6,29 +6,24 @@ from typing import Any
 
 import ml_collections
 from rich.console import Console
-from rich.table import Table
 
 from experiments.common import report
 from experiments.common.datasets import raw_data
 from experiments.common.progress import Bar
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed.columns import (
-  is_finished,
-  open_packed,
-  PackedData,
-  verify,
-)
+from slipstream_jax.packed import columns
+from slipstream_jax.packed.columns import is_finished, open_packed, PackedData
 from slipstream_jax.packed.prepare import prepare
 
 
 def prepare_data(
-  config: ml_collections.ConfigDict, check: bool = False
+  config: ml_collections.ConfigDict, verify: bool = False
 ) -> None:
   """Prepares the data set of `config.data`.
 
   Args:
     config: the config.
-    check: whether to compare the finished folder with its checksums.
+    verify: whether to compare the finished folder with its checksums.
 
   Raises:
     UserError: bad settings, bad data or no room. The folder is then not
@@ -36,15 +31,15 @@ def prepare_data(
   """
   console, data = report.console(), config.data
   finished = data.path is not None and is_finished(data.path)
-  if not (finished and check):
+  if not (finished and verify):
     _check_key(data, 'raw', 'the raw data')
     _check_key(data, 'path', 'the folder to write')
     _prepare(console, data)
     if finished:
       text = _contents(open_packed(data.path))
       console.print(text, highlight=False, soft_wrap=True)
-  if check:
-    size = sum(nbytes for _, nbytes in verify(data.path))
+  if verify:
+    size = sum(nbytes for _, nbytes in columns.verify(data.path))
     console.print(
       f'{data.path}: {report.size(size)} as they were written', highlight=False
     )
@@ -87,11 +82,14 @@ def _prepare(console: Console, data: ml_collections.ConfigDict) -> None:
         facts.append(f'{rate:,.0f} examples/s')
       bar.show(at.done, *facts)
   passed_s = time.monotonic() - begin_s
-  console.print(_summary(open_packed(data.path), begin.examples, passed_s))
+  result = _summary(open_packed(data.path), begin.examples, passed_s)
+  console.print(report.facts(result))
 
 
-def _summary(packed: PackedData, begin_examples: int, passed_s: float) -> Table:
-  """Returns a table of the finished data set.
+def _summary(
+  packed: PackedData, begin_examples: int, passed_s: float
+) -> dict[str, Any]:
+  """Returns the facts of the finished data set.
 
   Args:
     packed: the data set.
@@ -99,31 +97,27 @@ def _summary(packed: PackedData, begin_examples: int, passed_s: float) -> Table:
     passed_s: seconds of this process.
   """
   manifest = packed.manifest
-  splits = manifest['splits'].items()
   examples, tables = manifest['examples'], manifest['tables']
   peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-  view = Table(show_header=False, min_width=60)
-  view.add_column(style='bold')
-  view.add_column(justify='right')
-  for name, text in (
-    ('examples', f'{examples:,}'),
-    *((f'... to {name}', f'{end - a:,}') for name, (a, end) in splits),
-    ('bad lines skipped', f'{manifest["bad_lines"]:,}'),
-    ('clicks per example to train', f'{manifest["base_rate"]:.4f}'),
-    ('tables', f'{len(tables)}'),
-    ('... rows of all', f'{_rows(manifest):,}'),
-    ('bytes before', report.size(sum(s['bytes'] for s in manifest['sources']))),
-    ('bytes after', report.size(_bytes(packed))),
-    ('time', f'{passed_s:,.1f} s'),
-    ('examples/s', f'{(examples - begin_examples) / max(passed_s, 1e-9):,.0f}'),
-    ('peak memory', report.size(peak_rss)),
-  ):
-    view.add_row(name, text)
-  view.add_section()
-  for table in tables:
-    share = table['unknown'] / max(table['lookups'], 1)
-    view.add_row(table['name'], f'{table["rows"]:,} rows, {share:.2%} unknown')
-  return view
+  splits = manifest['splits'].items()
+  return {
+    'examples': examples,
+    **{f'... to {name}': end - start for name, (start, end) in splits},
+    'bad lines skipped': manifest['bad_lines'],
+    'clicks per example to train': manifest['base_rate'],
+    'tables': len(tables),
+    '... rows of all': _rows(manifest),
+    'bytes before': sum(source['bytes'] for source in manifest['sources']),
+    'bytes after': _bytes(packed),
+    'seconds': passed_s,
+    'examples/s': (examples - begin_examples) / max(passed_s, 1e-9),
+    'peak memory': report.size(peak_rss),
+    **{
+      table['name']: f'{table["rows"]:,} rows, '
+      f'{table["unknown"] / max(table["lookups"], 1):.2%} unknown'
+      for table in tables
+    },
+  }
 
 
 def _contents(packed: PackedData) -> str:

@@ -17,16 +17,16 @@ from experiments.common import (
   datasets,
   errors,
   interrupts,
-  plots,
   record,
   report,
-  workdir,
 )
+from experiments.common import workdir as workdirs
 from experiments.common.meter import compiled, Meter
 from experiments.common.progress import Bar
 from experiments.common.record import Recorder
 from experiments.run.guard import Guard
 from experiments.run.summary import (
+  draw_curve,
   figures,
   record_event,
   Run,
@@ -50,20 +50,20 @@ TRACE_AFTER, TRACE_STEPS = 30, 20
 """Steps before a trace, in which programs are compiled, and steps in it."""
 
 
-def run(config: ml_collections.ConfigDict, folder: str | None = None) -> None:
-  """Runs the experiment of `config` in a folder, or in a new one under runs/.
+def run(config: ml_collections.ConfigDict, workdir: str | None = None) -> None:
+  """Runs the experiment of `config`, by default in a new folder under runs/.
 
   Raises:
     UserError: bad settings or bad data. The folder then has no summary.
     KeyboardInterrupt: a signal came. What was trained is saved.
   """
   compiled()  # starts counting
-  screen, where = report.console(), workdir.folder(folder)
+  screen, where = report.console(), workdirs.folder(workdir)
   errors.check(config)
   more = [] if config.resume else ['--config.resume=True']
-  more += [] if folder else [f'--workdir={where}']
-  with workdir.claimed(where, config):
-    if workdir.is_finished(where, config):
+  more += [] if workdir else [f'--workdir={where}']
+  with workdirs.claimed(where, config):
+    if workdirs.is_finished(where, config):
       _print_finished(screen, where)
     else:
       _run(config, screen, where, cli.again(*more))
@@ -79,7 +79,6 @@ def _run(
   data = datasets.dataset(config)
   steps = build.total_steps(config, data)
   recipe = build.recipe(config, data, steps)
-  build.check_skip(config, recipe)
   hot = build.hot(config, data, recipe)
   trainer = build.trainer(config, data, recipe, hot)
   batches = build.batches(config, trainer, data, steps)
@@ -96,7 +95,7 @@ def _run(
       screen.print(f'resumed after step {first}')
     # From here on there is something to lose: a signal waits for the step.
     with interrupts.gently(config.checkpoint.grace_seconds):
-      workdir.begin(where, config)
+      workdirs.begin(where, config)
       with contextlib.closing(Recorder(where, first)) as recorder:
         parts = config, data, trainer, batches, checkpoints, recorder, screen
         run = Run(*parts, where, totals_before(recorder), command)
@@ -141,10 +140,8 @@ def _resume(
 
 
 def _finish(run: Run, summary: dict[str, Any]) -> None:
-  """Draws pictures, writes the summary last, and prints ten figures."""
-  lines = run.recorder.lines
-  plots.learning_curve(run.where / 'learning_curve.png', lines, summary)
-  plots.transfers(run.where / 'transfers.png', lines, summary)
+  """Draws a picture, writes the summary last, and prints ten figures."""
+  draw_curve(run.where / 'learning_curve.png', run.recorder.lines, summary)
   record.write_json(run.where / record.SUMMARY, summary)
   if not run.config.train.keep_checkpoint:  # nothing is left to resume
     run.checkpoints.remove()
@@ -317,7 +314,7 @@ def _open_checkpoints(
     section.codec,
     warn if section.on_error == 'warn' else None,
   )
-  return Checkpoints(workdir.checkpoints_at(where, config), saving)
+  return Checkpoints(workdirs.checkpoints_at(where, config), saving)
 
 
 def _warn_of_little_room(
@@ -329,11 +326,11 @@ def _warn_of_little_room(
   """Warns if a checkpoint may not fit on its disk, or rows are in tmpfs."""
   if (words := build.no_disk(config)) is not None:
     report.warn(screen, words)
-  at = workdir.checkpoints_at(where, config)
+  at = workdirs.checkpoints_at(where, config)
   if '://' in at:
     return
-  nbytes = build.checkpoint_bytes(trainer)
-  free = workdir.free_bytes(pathlib.Path(at))
+  nbytes = build.checkpoint_bytes(trainer.recipe, trainer.state)
+  free = workdirs.free_bytes(pathlib.Path(at))
   # The previous checkpoint is kept until the next one is whole.
   if free < nbytes * (2 if config.train.checkpoint_steps else 1):
     report.warn(

@@ -1,5 +1,6 @@
-"""The parts of a run, and the numbers that they leave."""
+"""The parts of a run, and the numbers and the picture that they leave."""
 
+from collections.abc import Sequence
 import pathlib
 import resource
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from rich.console import Console
 
-from experiments.common import build, report
+from experiments.common import build, page, report
 from experiments.common.meter import compiled, Meter
 from experiments.common.record import Recorder
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
@@ -268,3 +269,41 @@ def figures(summary: dict[str, Any]) -> dict[str, Any]:
     'bytes moved': moved,
     'peak memory': report.size(summary['peak_rss_bytes']),
   }
+
+
+_TRAINED = 'million examples trained'
+
+
+def draw_curve(
+  path: pathlib.Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]
+) -> None:
+  """Draws training loss and held-out AUC against examples trained."""
+  figure, (left, right) = page.figure(3.8, width=10, ncols=2)
+  color = page.color(0)
+  left.plot(*_points(lines, 'train', 'loss'), color=color)
+  left.set(title='training loss', xlabel=_TRAINED, ylabel='log loss')
+  curve = _points(lines, 'eval', 'auc')
+  right.plot(*curve, color=color, marker='o', markersize=4)
+  bayes = summary['bayes_auc']
+  if bayes is not None:
+    right.axhline(bayes, color=page.color(1), linestyle='--')
+    words = f'Bayes AUC {bayes:.4f}'
+    right.annotate(
+      words,
+      (0.98, bayes),
+      xycoords=('axes fraction', 'data'),
+      xytext=(0, -4),
+      textcoords='offset points',
+      **{'ha': 'right', 'va': 'top', 'fontsize': 8},
+    )
+  title = f'held-out AUC, {report.auc(summary["auc"])} at the end'
+  right.set(title=title, xlabel=_TRAINED, ylabel='AUC')
+  figure.suptitle(summary['data'], fontsize=9, color=page.color('muted'))
+  figure.savefig(path, dpi=130)
+
+
+def _points(
+  lines: Sequence[dict[str, Any]], kind: str, key: str
+) -> tuple[list[float], list[float]]:
+  kept = [x for x in lines if x['kind'] == kind and x.get(key) is not None]
+  return [x['examples_trained'] / 1e6 for x in kept], [x[key] for x in kept]

@@ -16,22 +16,14 @@ from absl import flags
 
 from experiments.common import cli
 
-_PROXIES = flags.DEFINE_multi_string(
+flags.DEFINE_multi_string(
   'proxy', [], 'Proxy to measure; may be given again. All by default.'
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
-_WORKDIR = flags.DEFINE_string(
+flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
+flags.DEFINE_string(
   'workdir', None, 'Folder for skew.json and access_curves.png.'
 )
-_SAMPLES = flags.DEFINE_string('samples', None, 'Folder with real samples.')
-
-
-def main() -> None:
-  """Measures and prints. See `job.compare`."""
-  from experiments.skew import job
-
-  job.compare(_PROXIES.value, _SEED.value, _WORKDIR.value, _SAMPLES.value)
-
+flags.DEFINE_string('samples', None, 'Folder with real samples.')
 
 if __name__ == '__main__':
-  cli.run(main, 'none', kept='nothing was written')
+  cli.run('experiments.skew.job:compare', 'none', kept='nothing was written')

@@ -28,8 +28,6 @@ class Skew(NamedTuple):
   """The skew of a proxy as measured."""
 
   proxy: Proxy
-  seen: float
-  """Share of all rows that the profile looks up."""
   hot_bytes: float
   """Share of all rows that is hot; at most the budget."""
   hot_examples: float
@@ -39,10 +37,10 @@ class Skew(NamedTuple):
 
 
 def compare(
-  names: list[str],
+  proxy: list[str],
   seed: int,
   workdir: str | None = None,
-  samples_folder: str | None = None,
+  samples: str | None = None,
 ) -> None:
   """Measures proxies, prints their skew, and writes it to a folder, if any.
 
@@ -52,23 +50,23 @@ def compare(
     UserError: there is no such proxy, or a sample is missing.
   """
   proxies = {
-    name: choose(PUBLISHED, name, '--proxy') for name in names or PUBLISHED
+    name: choose(PUBLISHED, name, '--proxy') for name in proxy or PUBLISHED
   }
-  samples = samples_in(samples_folder, list(proxies))
+  real = samples_in(samples, list(proxies))
   screen = report.console()
   skews: dict[str, Skew] = {}
   with Bar(screen, None, 'example') as bar:
-    for name, proxy in proxies.items():
-      examples = proxy.profile_examples + JUDGED
+    for name, one in proxies.items():
+      examples = one.profile_examples + JUDGED
       bar.begin(f'{len(skews) + 1}/{len(proxies)} {name}', examples)
-      own = proxy._replace(spec=proxy.spec._replace(seed=seed))
+      own = one._replace(spec=one.spec._replace(seed=seed))
       skews[name] = measured(own, tell=bar.show)
   frame = frame_of(skews)
   screen.print(report.table('shares of rows and examples that are hot', frame))
   if workdir:
     folder = writable(workdir, '--workdir')
     record.write_json(folder / 'skew.json', frame)
-    plot(folder / 'access_curves.png', skews, samples)
+    plot(folder / 'access_curves.png', skews, real)
     report.teller(screen)(f'written to {folder}')
 
 
@@ -109,7 +107,6 @@ def measured(
     shares.append((places.max(axis=1) < len(hot.rows)).mean())
   return Skew(
     proxy=proxy,
-    seen=len(rows) / num_rows,
     hot_bytes=len(hot.rows) / num_rows,
     hot_examples=float(np.mean(shares)),
     curve=counts[rows].astype(np.int64),

@@ -226,5 +226,4 @@ def test_an_argument_becomes_its_key(where, key):
 def test_every_key_that_is_mapped_to_is_there():
   there = {key for c in CONFIGS.values() for key in keys_of(c)}
   there |= {'data.features'}
-  mapped = {*errors._BY_ARGUMENT.values(), *errors._BY_PLACE.values()}
-  assert mapped <= there
+  assert {*errors.KEYS.values()} <= there

@@ -265,7 +265,7 @@ cli.run(main, config='none')
 SLOW = """
 import sys, time
 from experiments.common import cli, interrupts
-from experiments.run.__main__ import main
+from experiments.run import __main__ as program
 from slipstream_jax.checkpoint import places
 
 write = places._Folder.write
@@ -279,7 +279,8 @@ def slow(place, name, pieces):
   return write(place, name, passing())
 
 places._Folder.write = slow
-cli.run(main)
+sys.modules['__main__'] = program  # which has its flags
+cli.run('experiments.run.job:run')
 """
 
 

@@ -46,7 +46,7 @@ def test_skew_is_measured_as_training_does(name):
   hot = small.hot_examples(hot_rows(seen, rows), judged)
   means = [part.mean() for part in np.split(hot, range(700, 3000, 700))]
   assert found.hot_examples == pytest.approx(np.mean(means))
-  assert found.hot_bytes == found.seen == len(seen) / rows
+  assert found.hot_bytes == len(seen) / rows
   assert told == sorted(told)
   assert told[-1] == 8000
 
@@ -58,7 +58,7 @@ def test_a_tight_budget_is_spent_on_the_most_popular():
     for share in (1.0, 0.001)
   )
   assert tight.hot_bytes == pytest.approx(0.001, rel=1e-3)
-  assert wide.hot_bytes == wide.seen > 0.005
+  assert wide.hot_bytes == len(wide.curve) / sum(proxy.spec.rows) > 0.005
   assert 0.1 < tight.hot_examples < wide.hot_examples
   assert (np.diff(tight.curve) <= 0).all()
 

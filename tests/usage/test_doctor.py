@@ -80,7 +80,7 @@ def test_rows_on_a_disk_count_at_their_full_size(tmp_path, monkeypatch):
   found = looked(tmp_path, **changes, **{'store.dram_bytes': 1 << 12})
   assert 'rows kept in memory take 4.1 kB' in found['memory'].words
   assert found['disk of rows'].verdict == 'good'
-  monkeypatch.setattr(job.workdir, 'free_bytes', lambda _: 1 << 16)
+  monkeypatch.setattr(job.workdirs, 'free_bytes', lambda _: 1 << 16)
   found = looked(tmp_path, **changes)
   assert found['disk of rows'].verdict == 'bad'
 

@@ -1,5 +1,6 @@
 """A checkpoint evaluated anew has the numbers of its run; and exports do."""
 
+import io
 import json
 import random
 import shutil
@@ -7,10 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from experiments.bench import exports
 from experiments.checkpoints import job as checkpoints
 from experiments.common import build, loading
+from experiments.common.progress import Bar
 from experiments.evaluate import job
 from slip_serve import Scorer
 from slipstream_jax.checkpoint.manifest import name_of, read_manifest
@@ -196,6 +199,8 @@ def test_the_programs_as_they_are_called(made_of, tmp_path):
   done = finished([*command, *again])
   assert done.returncode == 1
   assert 'new or empty folder' in done.stderr
-  figures = exports.measure(run, folder, 32, 0.5, warm=1, size=2, turns=4)
+  asked = {'batch': 32, 'cache': 0.5, 'warm': 1, 'turn': 2, 'turns': 4}
+  with Bar(Console(file=io.StringIO()), None, '') as bar:
+    ((_, figures),) = exports.measure(run, bar, str(folder), **asked)
   assert figures['same bits']
   assert all(value > 0 for key, value in figures.items() if 'queries/s' in key)

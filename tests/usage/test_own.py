@@ -132,7 +132,7 @@ def test_a_run_of_all_of_ones_own(own, tmp_path):
   assert summary['examples_dropped'] > 0
   assert {path.name for path in workdir.iterdir()} == {
     *('checkpoints', 'config.json', 'learning_curve.png', 'metrics.jsonl'),
-    *('summary.json', 'tensorboard', 'transfers.png'),
+    *('summary.json', 'tensorboard'),
   }
   assert {line['kind'] for line in lines_of(workdir)} == {
     *('train', 'eval', 'decision', 'totals'),

@@ -72,7 +72,7 @@ def test_of_skew():
   curve = np.zeros(1)
   skews = {
     name: skew.Skew(
-      proxy._replace(profile_examples=123_456_789), 1.0, 1.0, 1.0, curve
+      proxy._replace(profile_examples=123_456_789), 1.0, 1.0, curve
     )
     for name, proxy in skew.PUBLISHED.items()
   }
