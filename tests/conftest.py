@@ -43,7 +43,9 @@ jax.config.update('jax_transfer_guard', 'disallow')
 # Not strict dtype promotion: optax.adam itself needs float ** int32.
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
-settings.register_profile('suite', deadline=None, max_examples=60)
+# EXAMPLES=3000 pytest tests/laws/test_schedules.py draws that many in each law.
+_EXAMPLES = int(os.environ.get('EXAMPLES', '60'))
+settings.register_profile('suite', deadline=None, max_examples=_EXAMPLES)
 settings.load_profile('suite')
 
 # Numba cannot compile what the hook wraps. Kernels in other files have

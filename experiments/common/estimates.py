@@ -1,4 +1,4 @@
-"""Means over seeds with confidence intervals, and how pages write them."""
+"""Figures over seeds with confidence intervals, and how pages write them."""
 
 from collections.abc import Callable, Sequence
 import math
@@ -108,6 +108,29 @@ def of_test_set(auc: float, positives: int, examples: int) -> Estimate | None:
   return Estimate(auc, auc - half, auc + half)
 
 
+def seconds_to(
+  curve: Sequence[tuple[float, float]], auc: float
+) -> float | None:
+  """Returns when a learning curve first reaches an AUC, interpolated.
+
+  None if it never does, or if the curve or the AUC is unknown. If the first
+  point is there already, the true time is at most that point's.
+
+  Args:
+    curve: seconds and AUC of its points.
+    auc: the AUC to reach.
+  """
+  before: tuple[float, float] | None = None
+  for seconds, value in curve:
+    if value >= auc:
+      if before is None:
+        return seconds
+      part = (auc - before[1]) / (value - before[1])
+      return before[0] + part * (seconds - before[0])
+    before = seconds, value
+  return None
+
+
 Form = Callable[[float], str]
 """Writes a number."""
 
@@ -122,6 +145,12 @@ def interval(estimate: Estimate | None, form: Form) -> str:
   if estimate is None or estimate.low is None or estimate.high is None:
     return NONE
   return f'{form(estimate.low)} to {form(estimate.high)}'
+
+
+def sure(estimate: Estimate | None, form: Form) -> str:
+  """Writes the mean, with its interval if that is known."""
+  text, ends = middle(estimate, form), interval(estimate, form)
+  return text if ends == NONE else f'{text} ({ends})'
 
 
 def times(value: float) -> str:

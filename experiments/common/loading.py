@@ -142,7 +142,8 @@ def scored(run: LoadedRun, raw: RawData) -> Iterator[Predictions]:
     raw: raw examples, such as those of `datasets.new_examples`.
 
   Raises:
-    UserError: the run's data have no vocabulary, or reading failed.
+    UserError: the run's data have no vocabulary, there are no examples, or
+      reading failed.
   """
   if run.data.vocabulary is None:
     raise UserError(
@@ -151,9 +152,18 @@ def scored(run: LoadedRun, raw: RawData) -> Iterator[Predictions]:
       where='config.data',
       hint='make batches of rows yourself, and score those',
     )
-  size = run.config.eval.batch_size
+  size, examples = run.config.eval.batch_size, 0
   for batch in new_batches(raw, run.data.vocabulary(), size):
-    yield predict_batch(run.trainer, batch)
+    part = predict_batch(run.trainer, batch)
+    examples += len(part.logits)
+    yield part
+  if not examples:
+    raise UserError(
+      'there must be an example to score',
+      got='none',
+      where=', '.join(part.name for part in raw.parts),
+      hint='give a file with more than a header',
+    )
 
 
 def rows_of(run: LoadedRun, table: str) -> dict[str, np.ndarray]:

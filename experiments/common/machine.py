@@ -1,6 +1,7 @@
-"""The machine and the versions that a page's figures were taken with."""
+"""Facts of this machine: processor, versions, and the memory that is left."""
 
 from collections.abc import Mapping
+import contextlib
 import datetime
 import os
 import pathlib
@@ -44,6 +45,21 @@ def in_words(setting: Mapping[str, Any]) -> str:
     if setting.get(key) is not None
   ]
   return '; '.join(known)
+
+
+def memory_left() -> int | None:
+  """Returns the bytes that a process may still allocate, or None if unknown."""
+  limits = []
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path('/proc/meminfo').read_text().splitlines():
+      if line.startswith('MemAvailable:'):
+        limits.append(1024 * int(line.split()[1]))
+  # A container may allow less.
+  with contextlib.suppress(OSError, ValueError):  # 'max' is no number
+    group = pathlib.Path('/sys/fs/cgroup')
+    most = int((group / 'memory.max').read_text())
+    limits.append(max(0, most - int((group / 'memory.current').read_text())))
+  return min(limits, default=None)
 
 
 def cpu() -> str:

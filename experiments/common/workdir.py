@@ -114,10 +114,10 @@ def _locked(workdir: pathlib.Path) -> int:
 
 def _unwritable(name: str, where: str, error: OSError) -> UserError:
   return UserError(
-    'a program must be able to write to its folder',
+    'a program must be able to write its output',
     got=f'{name}: {error.strerror}',
     where=where,
-    hint='name a folder that you may write, on a disk with room',
+    hint='name a place that you may write, on a disk with room',
   )
 
 
@@ -181,12 +181,7 @@ def output_file(
     # An error of the block is about another file, or about a full disk.
     if not str(error.filename).startswith(str(path)):
       raise
-    raise UserError(
-      'a program must be able to write its output',
-      got=f'{path}: {error.strerror}',
-      where=where,
-      hint='give a file in a folder that you may write, on a disk with room',
-    ) from error
+    raise _unwritable(str(path), where, error) from error
 
 
 @contextlib.contextmanager

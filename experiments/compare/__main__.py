@@ -26,55 +26,33 @@ import re
 import sys
 
 from absl import flags
-import ml_collections
 
 import configs
 from experiments.common import cli, usage
 
-_OWN = flags.DEFINE_string(
+flags.DEFINE_string(
   'own', None, 'Function of your own that makes data, and maybe a model.'
 )
-_POLICIES = flags.DEFINE_list(
+flags.DEFINE_list(
   'policies', [], 'Policies to run. By default the published ones and ours.'
 )
-_TARGETS = flags.DEFINE_list(
+flags.DEFINE_list(
   'targets', ['0.2', '0.4', '0.6'], 'Shares of all examples to drop.'
 )
-_SEEDS = flags.DEFINE_integer('seeds', 5, 'Seeds, from config.seed on.', 1)
-_EPOCHS = flags.DEFINE_integer(
+flags.DEFINE_integer('seeds', 5, 'Seeds, from config.seed on.', 1)
+flags.DEFINE_integer(
   'epochs', None, 'Passes over the data; by default as the config says.', 1
 )
-_LONGER = flags.DEFINE_float(
+flags.DEFINE_float(
   'longer',
   1.0,
   'Batches that runs which drop read, over those of a plain run: to see when '
   'they have learned as much.',
   0.01,
 )
-_WORKDIR = flags.DEFINE_string(
+flags.DEFINE_string(
   'workdir', None, 'Folder of the results; a new one under runs/ by default.'
 )
-
-
-def main(config: ml_collections.ConfigDict) -> None:
-  """Runs what is not finished yet, and writes the page.
-
-  Raises:
-    UserError: an invalid flag, or bad data.
-    KeyboardInterrupt: a signal came. The finished runs are kept.
-  """
-  from experiments.compare import job  # imports JAX
-
-  if _EPOCHS.value is not None:
-    config.train.steps, config.train.epochs = 0, _EPOCHS.value
-  job.compare(
-    config,
-    _OWN.value,
-    _LONGER.value,
-    job.cells(_POLICIES.value, _TARGETS.value),
-    _SEEDS.value,
-    _WORKDIR.value,
-  )
 
 
 def _own_config(arguments: list[str]) -> list[str]:
@@ -88,4 +66,4 @@ def _own_config(arguments: list[str]) -> list[str]:
 
 if __name__ == '__main__':
   sys.argv[1:1] = _own_config(sys.argv[1:])
-  cli.run(main)
+  cli.run('experiments.compare.job:compare')

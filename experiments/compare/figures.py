@@ -10,11 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.estimates import Estimate, mean, ratio, share
+from experiments.common.estimates import (
+  Estimate,
+  mean,
+  ratio,
+  seconds_to,
+  share,
+)
 from experiments.compare.results import Cell, CONTROL, PLAIN, Point, Run
 
-Curves = dict[tuple[Any, ...], list[Point]]
-"""Learning curves by policy, target and seed."""
+Curves = dict[tuple[Any, ...], list[tuple[float, float]]]
+"""Seconds and AUC of learning curves, by policy, target and seed."""
 
 
 def figures_of(
@@ -43,7 +49,7 @@ def figures_of(
         random[run.seed].append(run)
   curves: Curves = {}
   for point in curve:
-    curves.setdefault(point[:3], []).append(point)
+    curves.setdefault(point[:3], []).append((point.seconds, point.auc))
   return [
     _common(cell, group)
     | (_differences(group, plain, random, curves) if cell.target else {})
@@ -84,7 +90,7 @@ def _differences(
   times = []  # of the plain run and the policy, if both are known
   for run, one in pairs:
     points = curves.get(one[:3], [])
-    last = points[-1].auc if points else math.nan
+    last = points[-1][1] if points else math.nan
     first = seconds_to(points, last)
     second = seconds_to(curves.get(run[:3], []), last)
     if first is not None and second is not None:
@@ -152,23 +158,6 @@ def _beside_random(
     there = float(np.interp(getattr(run, spent), spends, values))
     pairs.append((sign * (best - getattr(run, quality)), sign * (best - there)))
   return pairs
-
-
-def seconds_to(points: Sequence[Point], auc: float) -> float | None:
-  """Returns when a learning curve first reaches an AUC, interpolated.
-
-  None if it never does, or if the curve or the AUC is unknown. If the first
-  point is there already, the true time is at most that point's.
-  """
-  before: Point | None = None
-  for point in points:
-    if point.auc >= auc:
-      if before is None:
-        return point.seconds
-      part = (auc - before.auc) / (point.auc - before.auc)
-      return before.seconds + part * (point.seconds - before.seconds)
-    before = point
-  return None
 
 
 def mean_curve(

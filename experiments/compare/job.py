@@ -16,10 +16,10 @@ from experiments.common import (
   datasets,
   errors,
   machine,
-  own,
   report,
 )
 from experiments.common.meter import compiled, Meter
+from experiments.common.own import called
 from experiments.common.progress import Bar
 from experiments.common.workdir import folder, writable
 from experiments.compare import page
@@ -50,7 +50,7 @@ ANCHORS = (
   *('random', 'random_small', 'negatives', 'local_case_control'),
   *('infobatch_once', 'surprise', 'stale', OURS),
 )
-"""What is compared by default: the control, published policies, and ours."""
+"""Policies of the default comparison: control, published ones, and ours."""
 POINTS = 10
 """Points of a learning curve, including its end."""
 Tell = Callable[..., object]
@@ -58,7 +58,7 @@ Tell = Callable[..., object]
 
 
 class Case(NamedTuple):
-  """What all runs of a seed share."""
+  """The data and programs of all runs of a seed."""
 
   config: ml_collections.ConfigDict
   data: Dataset
@@ -113,45 +113,39 @@ def configured(
 ) -> ml_collections.ConfigDict:
   """Returns a copy of the config that drops what the cell says."""
   changed = config.copy_and_resolve_references()
-  skip = changed.skip
-  if cell.policy == PLAIN:
-    skip.mode = 'off'
-    return changed
-  skip.mode = 'examples'
-  skip.policy = cell.policy.removesuffix(SMALL)
-  skip.drop = cell.target
-  if cell.policy.endswith(SMALL):
-    skip.refill = False
-  elif cell.policy == CONTROL:  # the same control, whatever the default is
-    skip.refill = True
+  skip, small = changed.skip, cell.policy.endswith(SMALL)
+  skip.mode = 'off' if cell.policy == PLAIN else 'examples'
+  if cell.policy != PLAIN:
+    skip.policy, skip.drop = cell.policy.removesuffix(SMALL), cell.target
+  if small or cell.policy == CONTROL:  # one control, whatever the default is
+    skip.refill = not small
   return changed
 
 
 def compare(
   config: ml_collections.ConfigDict,
-  function: str | None,
-  longer: float,
-  cells: Sequence[Cell],
+  own: str | None,
+  policies: Sequence[str],
+  targets: Sequence[str],
   seeds: int,
+  epochs: int | None,
+  longer: float,
   workdir: str | None,
 ) -> None:
   """Runs every cell for every seed, unless it is finished, and writes the page.
 
-  Args:
-    config: the settings that all runs share.
-    function: name of a user's function that makes data, and maybe a model.
-    longer: batches that runs which drop read, over those of a plain run.
-    cells: what is run for each seed.
-    seeds: how many seeds, from `config.seed` on.
-    workdir: the folder. None means a new one under runs/.
+  The arguments are those of the program.
 
   Raises:
     UserError: bad settings, data or folder.
     KeyboardInterrupt: a signal came. It tells what is finished.
   """
   compiled()  # starts counting
-  if function:
-    config.data.source = function
+  asked = cells(policies, targets)
+  if epochs is not None:
+    config.train.steps, config.train.epochs = 0, epochs
+  if own:
+    config.data.source = own
   errors.check(config)
   if not build.skips(config):
     config.skip.mode = 'examples'
@@ -159,13 +153,13 @@ def compare(
   screen = report.console()
   place = writable(str(folder(workdir, 'compare-')), '--workdir')
   again = cli.again(*([] if workdir else [f'--workdir={place}']))
-  results = Results(place, config, longer=longer, own=function)
+  results = Results(place, config, longer=longer, own=own)
   numbers = range(config.seed, config.seed + seeds)
   todo = [
-    (seed, c) for seed in numbers for c in cells if not results.has(seed, c)
+    (seed, c) for seed in numbers for c in asked if not results.has(seed, c)
   ]
-  finished = seeds * len(cells) - len(todo)
-  make = functools.partial(case_of, function=function, longer=longer)
+  finished = seeds * len(asked) - len(todo)
+  make = functools.partial(case_of, own=own, longer=longer)
   try:
     case = make(config)
     report.introduce(screen, case.data, place)
@@ -180,7 +174,7 @@ def compare(
   except KeyboardInterrupt:
     finished += sum(results.has(*run) for run in todo)
     raise KeyboardInterrupt(
-      f'{finished} of {seeds * len(cells)} runs are finished, and this '
+      f'{finished} of {seeds * len(asked)} runs are finished, and this '
       f'continues: {again}'
     ) from None
   title = re.sub(r', seed \d+$', '', case.data.name)
@@ -239,7 +233,7 @@ def _runs(
 
 def case_of(
   config: ml_collections.ConfigDict,
-  function: str | None,
+  own: str | None,
   longer: float,
   before: Case | None = None,
 ) -> Case:
@@ -248,9 +242,7 @@ def case_of(
   Raises:
     UserError: bad settings or data, or no such function.
   """
-  data, model = (
-    _own(function, config) if function else (datasets.dataset(config), None)
-  )
+  data, model = _own(own, config) if own else (datasets.dataset(config), None)
   plain = build.total_steps(config, data)
   batches = plain, max(1, round(longer * plain))
   if before is not None:
@@ -269,7 +261,7 @@ def case_of(
 
 def _own(name: str, config: ml_collections.ConfigDict) -> tuple[Dataset, Any]:
   """Returns the data set, and maybe the model, of a user's function."""
-  result = own.called(name, config, '--own')
+  result = called(name, config, '--own')
   is_pair = isinstance(result, tuple) and len(result) == 2
   data, model = result if is_pair else (result, None)
   if not isinstance(data, Dataset):

@@ -17,6 +17,7 @@ from experiments.common.estimates import (
   NONE,
   percent,
   quality,
+  sure,
   times,
 )
 from experiments.common.usage import keys_of
@@ -48,7 +49,7 @@ _FORMS: dict[str, Form] = {
   **dict.fromkeys(('loaded', 'stored'), report.size),
   **{'examples trained': '{:,.0f}'.format, 'calibration': '{:.3f}'.format},
 }
-"""How a figure is written. Others are ratios."""
+"""Functions that write figures. Figures without one are ratios."""
 _SURE = {'AUC lost', 'log loss added', "over random's", "AUC less random's"}
 _SURE |= {'saved', 'saved over dropped', 'times as fast'}  # with intervals
 _NOTES = [
@@ -176,10 +177,7 @@ def _cell(row: dict[str, Any], name: str) -> str:
   value, form = row.get(name), _FORMS.get(name, times)
   if not isinstance(value, Estimate):
     return NONE if value is None else str(value)
-  text = form(value.mean)
-  if name in _SURE and value.low is not None and value.high is not None:
-    text += f' ({form(value.low)} to {form(value.high)})'
-  return text
+  return (sure if name in _SURE else middle)(value, form)
 
 
 def _pictures(

@@ -19,6 +19,7 @@ import numpy as np
 
 from experiments.common import build, datasets, errors, record, report
 from experiments.common import workdir as workdirs
+from experiments.common.machine import memory_left
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.data.source import Dataset
@@ -192,21 +193,6 @@ def _examples(
     examples = f'{data.train_examples:,} examples'
   rows = sum(data.sizes.values())
   return batch, f'{data.name}: {examples}, {rows:,} rows{checked}'
-
-
-def memory_left() -> int | None:
-  """Returns the bytes that a process may still allocate, or None if unknown."""
-  limits = []
-  with contextlib.suppress(OSError):
-    for line in pathlib.Path('/proc/meminfo').read_text().splitlines():
-      if line.startswith('MemAvailable:'):
-        limits.append(1024 * int(line.split()[1]))
-  # A container may allow less.
-  with contextlib.suppress(OSError, ValueError):  # 'max' is no number
-    group = pathlib.Path('/sys/fs/cgroup')
-    most = int((group / 'memory.max').read_text())
-    limits.append(max(0, most - int((group / 'memory.current').read_text())))
-  return min(limits, default=None)
 
 
 def fits(

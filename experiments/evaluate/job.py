@@ -67,13 +67,6 @@ def evaluation(run: LoadedRun, path: str | None = None) -> dict[str, Any]:
           hint='score them with python -m experiments.predict',
         )
       scored.append(part)
-    if not any(len(part.logits) for part in scored):
-      raise UserError(
-        'there must be an example to evaluate',
-        got='none',
-        where=path,
-        hint='give a file with more than a header',
-      )
     numbers = metrics.compute(metrics.merge(scored))
   seconds = time.monotonic() - began
   values = numbers._asdict()

@@ -1,16 +1,14 @@
 """Formats examples of the synthetic stream as lines of Criteo's raw text."""
 
-from collections.abc import Callable
 import pathlib
-from typing import BinaryIO
 
 import numpy as np
 import polars as pl
 
 from experiments.common import report
 from experiments.common.progress import Bar
+from experiments.common.workdir import output_file
 from slipstream_jax.errors import UserError
-from slipstream_jax.files import written
 from slipstream_jax.hashing import GOLDEN, mix
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.spec import SyntheticSpec
@@ -24,23 +22,21 @@ _MISSING = np.append(
 )
 
 
-def write_text(
-  path: pathlib.Path,
-  lines: int,
-  seed: int = 0,
-  tell: Callable[[int], object] = bool,
-) -> None:
-  """Writes a file of `lines` lines, which appears when it is whole.
-
-  Args:
-    path: the file.
-    lines: how many lines to write.
-    seed: seed of the stream.
-    tell: called with the lines written so far.
+def make(file: str, *numbers: str) -> None:
+  """Writes a file. `numbers` are its lines, and the seed if there are two.
 
   Raises:
-    UserError: no lines, or a negative seed.
+    UserError: invalid numbers, or the file cannot be written.
   """
+  try:
+    lines, seed = [int(word) for word in [*numbers, '0'][:2]]
+  except ValueError as error:
+    raise UserError(
+      'LINES and SEED must be whole numbers',
+      got=' '.join(numbers),
+      where='command line',
+      hint='write FILE LINES [SEED]',
+    ) from error
   if lines < 1:
     raise UserError(
       'a file must have at least one line',
@@ -48,35 +44,37 @@ def write_text(
       where='LINES',
       hint='ask for one or more',
     )
+  path, screen = pathlib.Path(file), report.console()
   spec = SyntheticSpec(seed=seed)
-  with written(path) as file:
-    _write(file, spec, lines, tell)
+  with (
+    output_file(path, 'FILE') as out,
+    Bar(screen, lines, 'line', f'writing {path}') as bar,
+  ):
+    for first in range(0, lines, _LINES):
+      end = min(first + _LINES, lines)
+      frame = _frame(spec, np.arange(first, end))
+      frame.write_csv(out, separator='\t', include_header=False)
+      bar.show(end)
+  size = report.text('bytes', path.stat().st_size)
+  screen.print(f'{path}: {lines:,} lines, {size}', highlight=False)
 
 
-def _write(
-  file: BinaryIO,
-  spec: SyntheticSpec,
-  lines: int,
-  tell: Callable[[int], object],
-) -> None:
+def _frame(spec: SyntheticSpec, positions: np.ndarray) -> pl.DataFrame:
+  """Returns the fields of examples of a stream, null where one is missing."""
   names = [str(field) for field in range(40)]
-  for first in range(0, lines, _LINES):
-    positions = np.arange(first, min(first + _LINES, lines))
-    columns, _ = examples_at(spec, positions)
-    integers = np.rint(np.expm1(columns.dense)).astype(np.int64)
-    rows = columns.lookups - offsets(spec.rows)[:-1]
-    # A draw for each line and field says whether the line has the field.
-    keys = mix((positions + 1).astype(np.uint64) * GOLDEN)
-    fields = np.arange(1, 40, dtype=np.uint64) * GOLDEN
-    present = _uniform(mix(keys[:, None] + fields)) >= _MISSING
-    values = [columns.labels.astype(np.int8), *integers.T, *_ids(rows).T]
-    frame = pl.DataFrame(dict(zip(names, values, strict=True)))
-    masks = pl.DataFrame(present, schema=names[1:])
-    frame = frame.with_columns(
-      pl.when(masks[name]).then(pl.col(name)).alias(name) for name in names[1:]
-    )
-    frame.write_csv(file, separator='\t', include_header=False)
-    tell(int(positions[-1]) + 1)
+  columns, _ = examples_at(spec, positions)
+  integers = np.rint(np.expm1(columns.dense)).astype(np.int64)
+  rows = columns.lookups - offsets(spec.rows)[:-1]
+  # A draw for each line and field says whether the line has the field.
+  keys = mix((positions + 1).astype(np.uint64) * GOLDEN)
+  fields = np.arange(1, 40, dtype=np.uint64) * GOLDEN
+  present = _uniform(mix(keys[:, None] + fields)) >= _MISSING
+  values = [columns.labels.astype(np.int8), *integers.T, *_ids(rows).T]
+  frame = pl.DataFrame(dict(zip(names, values, strict=True)))
+  masks = pl.DataFrame(present, schema=names[1:])
+  return frame.with_columns(
+    pl.when(masks[name]).then(pl.col(name)).alias(name) for name in names[1:]
+  )
 
 
 def _uniform(bits: np.ndarray) -> np.ndarray:
@@ -91,34 +89,3 @@ def _ids(rows: np.ndarray) -> np.ndarray:
   digits = bits.astype('>u4').tobytes().hex()
   texts = np.frombuffer(digits.encode(), 'S8').astype(str)
   return texts.reshape(rows.shape)
-
-
-def make(file: str, *numbers: str) -> None:
-  """Writes a file. `numbers` are its lines, and the seed if there are two.
-
-  Raises:
-    UserError: invalid numbers, or no room for the file.
-  """
-  path = pathlib.Path(file)
-  try:
-    lines, seed = [int(word) for word in [*numbers, '0'][:2]]
-  except ValueError as error:
-    raise UserError(
-      'LINES and SEED must be whole numbers',
-      got=' '.join(numbers),
-      where='command line',
-      hint='write FILE LINES [SEED]',
-    ) from error
-  screen = report.console()
-  with Bar(screen, lines, 'line', f'writing {path}') as bar:
-    try:
-      write_text(path, lines, seed, bar.show)
-    except OSError as error:
-      raise UserError(
-        'the text must find room in a file',
-        got=error.strerror,
-        where=file,
-        hint='name a file of a folder that is there, on a disk with room',
-      ) from error
-  size = report.text('bytes', path.stat().st_size)
-  screen.print(f'{path}: {lines:,} lines, {size}', highlight=False)

@@ -78,13 +78,6 @@ def _score(
         _write_lines(file, part, first=not scored)
       scored.append(part)
     whole = metrics.merge(scored)
-    if not len(whole.logits):
-      raise UserError(
-        'there must be an example to score',
-        got='none',
-        where=name,
-        hint='give a file with more than a header',
-      )
     if path.suffix == '.npy':
       np.save(file, _probabilities(whole))
   seconds = max(time.monotonic() - began, 1e-9)

@@ -13,47 +13,27 @@ hit_rate.png.
 """
 
 from absl import flags
-import ml_collections
 
 from experiments.common import cli
 
-_STEPS = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'steps', 300, 'Batches to judge placements on.', lower_bound=1
 )
-_CHECKED = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'check_steps',
   100,
   'Steps to train with the recommended placement; 0: none.',
   lower_bound=0,
 )
-_DEVICE_BYTES = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'device_bytes',
   None,
   'Device memory to use; None: 4/5 of the device, or 1 GiB on a CPU.',
 )
-_HOST_BYTES = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'host_bytes', None, 'Host memory to use; None: 4/5 of what is available.'
 )
-_WORKDIR = flags.DEFINE_string('workdir', 'runs/profile', 'Folder to write to.')
-
-
-def main(config: ml_collections.ConfigDict) -> None:
-  """Predicts, recommends, and trains a while to check.
-
-  Raises:
-    UserError: bad settings or data, or a device that is too small.
-  """
-  from experiments.common import errors  # these import JAX
-  from experiments.common.workdir import made_folder
-  from experiments.profile import job
-
-  errors.check(config)
-  config.skip.mode = 'off'  # placements are judged on all examples
-  device = job.device_budget(_DEVICE_BYTES.value)
-  host = job.host_budget(_HOST_BYTES.value)
-  with made_folder(_WORKDIR.value, '--workdir') as workdir:
-    job.profile(config, workdir, _STEPS.value, _CHECKED.value, device, host)
-
+flags.DEFINE_string('workdir', 'runs/profile', 'Folder to write to.')
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run('experiments.profile.job:profile')

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import os
 import pathlib
-import re
 from typing import Any
 
 import jax
@@ -12,14 +11,10 @@ import ml_collections
 import numpy as np
 from rich.table import Table
 
-from experiments.common import (
-  build,
-  datasets,
-  page,
-  record,
-  report,
-)
+from experiments.common import build, datasets, errors, page, record, report
+from experiments.common.machine import memory_left
 from experiments.common.progress import Bar
+from experiments.common.workdir import made_folder
 from experiments.profile.predictions import (
   Need,
   predict,
@@ -53,25 +48,35 @@ _TABLES_SHOWN = 6
 
 def profile(
   config: ml_collections.ConfigDict,
+  steps: int,
+  check_steps: int,
+  device_bytes: int | None,
+  host_bytes: int | None,
+  workdir: str,
+) -> None:
+  """Predicts, recommends, and trains a while to check.
+
+  The arguments are those of the program.
+
+  Raises:
+    UserError: bad settings or data, or a device that is too small.
+  """
+  errors.check(config)
+  config.skip.mode = 'off'  # placements are judged on all examples
+  device = _device_budget() if device_bytes is None else device_bytes
+  host = _host_budget() if host_bytes is None else host_bytes
+  with made_folder(workdir, '--workdir') as folder:
+    _profile(config, folder, steps, check_steps, device, host)
+
+
+def _profile(
+  config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
   steps: int,
   check_steps: int,
   device_bytes: int,
   host_bytes: int,
 ) -> None:
-  """Writes profile.json and hit_rate.png, and prints what it recommends.
-
-  Args:
-    config: the config of the run to be, without skipping.
-    workdir: where to write.
-    steps: batches to judge placements on.
-    check_steps: steps to train with the recommended placement.
-    device_bytes: device memory to use.
-    host_bytes: host memory to use.
-
-  Raises:
-    UserError: bad settings or data, or a device that is too small.
-  """
   screen = report.console()
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps=1 << 20)
@@ -120,27 +125,18 @@ def profile(
   screen.print(f'wrote {workdir}/profile.json and hit_rate.png')
 
 
-def device_budget(given: int | None) -> int:
-  """Returns the device memory to use: `given` or 4/5 of the device, in bytes.
-
-  A gigabyte if the device does not tell, as a CPU.
-  """
-  if given is not None:
-    return given
+def _device_budget() -> int:
+  """Returns 4/5 of the device's memory, or 1 GiB on a CPU."""
   memory = jax.devices()[0].memory_stats() or {}
   limit = memory.get('bytes_limit')
   return 1 << 30 if limit is None else int(0.8 * limit)
 
 
-def host_budget(given: int | None) -> int:
-  """Returns the host memory to use: `given` or 4/5 of what is available."""
-  if given is not None:
-    return given
-  facts = pathlib.Path('/proc/meminfo')
-  text = facts.read_text() if facts.exists() else ''
-  free = re.search(r'MemAvailable: +(\d+) kB', text)
+def _host_budget() -> int:
+  """Returns 4/5 of the host memory that is left."""
   pages = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-  return int(0.8 * (1024 * int(free[1]) if free else pages))
+  left = memory_left()
+  return int(0.8 * (pages if left is None else left))
 
 
 def _needs(recipe: Recipe, data: Dataset) -> Need:

@@ -24,7 +24,7 @@ _KEPT = 256  # rows: with room for fewer, a store on a disk keeps none in memory
 
 
 class Need(NamedTuple):
-  """What a model takes under any placement."""
+  """Memory that a model needs under any placement."""
 
   row: int
   """Bytes of a row and its row state."""
@@ -34,7 +34,7 @@ class Need(NamedTuple):
 
 
 class Sample(NamedTuple):
-  """What placements are judged on."""
+  """Batches on which placements are judged."""
 
   batches: list[Unique]
   popular: HotRows
@@ -127,7 +127,7 @@ def recommend(predictions: list[Prediction], budget: int) -> Prediction:
 
 
 class Tiers(NamedTuple):
-  """What is kept below the device, and what each tier answers."""
+  """Sizes of the memory and the disk below the device, and their use."""
 
   store: str
   """The key of `STORES` to use."""
@@ -145,7 +145,7 @@ class Tiers(NamedTuple):
 def tiers_of(
   picked: Prediction, need: Need, curve: Curve, host_bytes: int
 ) -> Tiers:
-  """Returns what fits in `host_bytes` below a placement, and what must be read.
+  """Returns the tiers that fit in `host_bytes` below a placement.
 
   Only what the device misses reaches the store. `curve`, that of LRU for all
   lookups, estimates what the store's memory finds.

@@ -1,6 +1,6 @@
 """Reads runs from their folders, and shows them side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import datetime
 import itertools
 import pathlib
@@ -53,6 +53,22 @@ class Recorded(NamedTuple):
     lines = [self.summary] if self.summary else reversed(self.lines)
     values = (line[key] for line in lines if line.get(key) is not None)
     return next(values, None)
+
+
+def report_on(*names: str, output: str) -> None:
+  """Lists the runs of a folder, or writes a page of several runs.
+
+  Raises:
+    UserError: a folder without runs, a damaged run, or a page that cannot be
+      written.
+  """
+  folders = [pathlib.Path(name) for name in dict.fromkeys(names or ['runs'])]
+  if len(folders) == 1 and not is_run(folders[0]):
+    show(runs_in(folders[0]), f'no runs in {folders[0]}')
+  else:
+    runs = read_all(folders)
+    show(runs)
+    write(pathlib.Path(output), runs)
 
 
 def is_run(folder: pathlib.Path) -> bool:
@@ -109,39 +125,29 @@ def read_all(folders: Sequence[pathlib.Path]) -> list[Recorded]:
 def overview(runs: Sequence[Recorded]) -> list[dict[str, str]]:
   """Returns a row of text for each run. Steps end in '...' if unfinished."""
 
-  def text(run: Recorded, key: str, form: str) -> str:
+  def text(run: Recorded, key: str, form: Callable[[Any], str]) -> str:
     value = run.last(key)
-    return '-' if value is None else form.format(value)
+    return '-' if value is None else form(value)
 
   rows = []
   for run in runs:
-    extra, saved = run.last('extra_bytes'), run.last('saved_bytes')
-    rows.append(
-      {
-        'run': run.name,
-        'date': run.date.strftime('%m-%d %H:%M'),
-        'steps': (
-          text(run, 'steps', '{:,}')
-          if run.summary
-          else f'{run.last("step") or 0:,}...'
-        ),
-        'AUC': (  # None is undefined: the test set has one class
-          report.auc(run.summary['auc'])
-          if 'auc' in run.summary
-          else text(run, 'auc', '{:.4f}')
-        ),
-        'log loss': text(run, 'log_loss', '{:.4f}'),
-        'examples/s': text(run, 'examples_per_s', '{:,.0f}'),
-        'dropped': text(run, 'examples_dropped_share', '{:.1%}'),
-        'saved': (
-          f'costs {report.size(extra)}'
-          if extra
-          else '-'
-          if saved is None
-          else report.size(max(saved, 0))
-        ),
-      }
-    )
+    row = {
+      'run': run.name,
+      'date': run.date.strftime('%m-%d %H:%M'),
+      'steps': f'{run.last("step") or 0:,}...',
+      'AUC': text(run, 'auc', report.auc),
+      'log loss': text(run, 'log_loss', '{:.4f}'.format),
+      'examples/s': text(run, 'examples_per_s', '{:,.0f}'.format),
+      'dropped': text(run, 'examples_dropped_share', '{:.1%}'.format),
+      'saved': text(run, 'saved_bytes', lambda x: report.size(max(x, 0))),
+    }
+    if run.summary:
+      row['steps'] = text(run, 'steps', '{:,}'.format)
+    if 'auc' in run.summary:  # None is undefined: the test set has one class
+      row['AUC'] = report.auc(run.summary['auc'])
+    if extra := run.last('extra_bytes'):
+      row['saved'] = f'costs {report.size(extra)}'
+    rows.append(row)
   return rows
 
 

@@ -21,45 +21,22 @@ from absl import flags
 
 from experiments.common import cli
 
-_MODELS = flags.DEFINE_list(
-  'models', ['rm1', 'rm2', 'rm3', 'rm4'], 'Models to train.'
-)
-_SCALE = flags.DEFINE_string(
+flags.DEFINE_list('models', ['rm1', 'rm2', 'rm3', 'rm4'], 'Models to train.')
+flags.DEFINE_string(
   'scale', 'laptop', 'laptop: parts of the models; full: as published.'
 )
-_DATA = flags.DEFINE_string(
+flags.DEFINE_string(
   'data', None, 'Folder of prepared real data; synthetic proxies by default.'
 )
-_SEEDS = flags.DEFINE_integer('seeds', 2, 'Seeds, from 0 on.', lower_bound=1)
-_DROP = flags.DEFINE_float(
-  'drop', 0.3, 'Examples to skip, as a share of the hot ones.'
-)
-_WORKDIR = flags.DEFINE_string(
+flags.DEFINE_integer('seeds', 2, 'Seeds, from 0 on.', lower_bound=1)
+flags.DEFINE_float('drop', 0.3, 'Examples to skip, as a share of the hot ones.')
+flags.DEFINE_string(
   'workdir', None, 'Folder of the results; a new one under runs/ by default.'
 )
 
-
-def main() -> None:
-  """Runs the jobs that are not finished, and writes the report.
-
-  Raises:
-    UserError: an invalid flag, or a folder with something else.
-    KeyboardInterrupt: a signal came. Finished runs are kept.
-  """
-  from experiments.common.workdir import folder
-  from experiments.reproduce.cases import Asked
-  from experiments.reproduce.job import reproduce  # imports JAX
-
-  models = tuple(dict.fromkeys(_MODELS.value))
-  asked = Asked(models, _SCALE.value, _DATA.value, _SEEDS.value, _DROP.value)
-  workdir = folder(_WORKDIR.value, 'reproduce-')
-  more = () if _WORKDIR.value else (f'--workdir={workdir}',)
-  reproduce(asked, workdir, cli.again(*more))
-
-
 if __name__ == '__main__':
   cli.run(
-    main,
-    config='none',
+    'experiments.reproduce.job:reproduce',
+    'none',
     kept='finished runs are kept, and the same --workdir continues',
   )

@@ -1,4 +1,4 @@
-"""What all runs of a model and seed share: data, hot rows, compiled programs.
+"""Data, hot rows and programs that all runs of a model and seed share.
 
 Programs are compiled once per model, as recipes differ only in their
 microbatches. At the laptop's scale the synthetic stream is drawn once and held
@@ -30,7 +30,7 @@ _SHARE_EXAMPLES = 1 << 14  # on which hot shares are measured
 
 
 class Asked(NamedTuple):
-  """What a reproduction is asked for."""
+  """Settings of a reproduction, as flags give them."""
 
   models: tuple[str, ...]
   scale: str
@@ -41,22 +41,8 @@ class Asked(NamedTuple):
   """Drop target, as a share of the hot examples."""
 
 
-class Programs:
-  """The recipes of a model, with their compiled programs kept alive."""
-
-  def __init__(self, recipe: Recipe) -> None:
-    self._recipe = recipe
-    self._held: dict[int, CompiledFunctions] = {}
-
-  def of(self, microbatches: int) -> Recipe:
-    """Returns the recipe with a number of parts of a batch."""
-    recipe = self._recipe._replace(microbatches=microbatches)
-    self._held.setdefault(microbatches, compiled_of(recipe))
-    return recipe
-
-
 class Case(NamedTuple):
-  """What all runs of a model and seed share."""
+  """The data and programs of all runs of a model and seed."""
 
   model: str
   config: ml_collections.ConfigDict
@@ -70,7 +56,16 @@ class Case(NamedTuple):
   flops: float
   """Floating-point operations per second of a plain matrix product here."""
   dense_parameters: int
-  programs: Programs
+  recipe: Recipe
+  """The model's recipe for whole batches."""
+  programs: dict[int, CompiledFunctions]
+  """Compiled programs by microbatches, kept so that no run compiles its own."""
+
+  def recipe_of(self, microbatches: int) -> Recipe:
+    """Returns the recipe for batches of some parts."""
+    recipe = self.recipe._replace(microbatches=microbatches)
+    self.programs.setdefault(microbatches, compiled_of(recipe))
+    return recipe
 
 
 class Cases:
@@ -87,35 +82,29 @@ class Cases:
       UserError: its data cannot be read, or its settings are invalid.
     """
     case = self._case
-    if case is not None and (case.model, case.config.seed) == (model, seed):
-      return case
-    programs = case.programs if case and case.model == model else None
-    self._case = case = None
-    gc.collect()  # before more memory is taken
-    self._case = case_of(self._asked, model, seed, programs)
-    return self._case
+    if case is None or (case.model, case.config.seed) != (model, seed):
+      compiled = None
+      if case is not None and case.model == model:
+        compiled = case.recipe, case.programs
+      self._case = case = None
+      gc.collect()  # before more memory is taken
+      self._case = case = _case_of(self._asked, model, seed, compiled)
+    return case
 
 
-def case_of(
-  asked: Asked, model: str, seed: int, programs: Programs | None = None
+def _case_of(
+  asked: Asked,
+  model: str,
+  seed: int,
+  before: tuple[Recipe, dict[int, CompiledFunctions]] | None,
 ) -> Case:
-  """Makes the case of a model and seed.
-
-  Args:
-    asked: the settings of the reproduction.
-    model: a key of `MODELS`.
-    seed: of data, model, rows and choices.
-    programs: of the same model with another seed, if there are any.
-
-  Raises:
-    UserError: its data cannot be read, or its settings are invalid.
-  """
+  """Makes a case, with the programs of the model's case before, if any."""
   config = models.config_of(model, asked.scale, asked.data, seed, asked.drop)
   data = datasets.dataset(config)
   steps = build.total_steps(config, data)
-  programs = programs or Programs(build.recipe(config, data, steps))
-  recipe = programs.of(1)
-  compiled, tables = compiled_of(recipe), recipe.tables
+  recipe, programs = before or (build.recipe(config, data, steps), {})
+  compiled = programs.setdefault(1, compiled_of(recipe))
+  tables = recipe.tables
   sizes = compiled.row_bytes_by_table()
   config.hot.bytes = models.hot_bytes(model, row_bytes(recipe))
   counts = build.row_counts(config, data, tables.num_rows)
@@ -130,14 +119,14 @@ def case_of(
   return Case(
     *(model, config, data, steps, hot, *shares, matrix_flops()),
     dense_parameters,
+    recipe,
     programs,
   )
 
 
 def facts_of(case: Case) -> dict[str, Any]:
   """Returns what the report says of a model."""
-  recipe = case.programs.of(1)
-  tables, config = recipe.tables, case.config
+  tables, config = case.recipe.tables, case.config
   synthetic, name = config.data.path is None, case.data.name
   if synthetic and 'synthetic proxy' not in name:
     name = f'synthetic proxy: {name}'
@@ -154,7 +143,7 @@ def facts_of(case: Case) -> dict[str, Any]:
     'batch_size': config.data.batch_size,
     'steps': case.steps,
     'hot_rows': len(case.hot.rows),
-    'row_bytes': row_bytes(recipe),
+    'row_bytes': row_bytes(case.recipe),
     'drop_target': config.skip.drop,
     'policy': config.skip.policy,
     'dense_parameters': case.dense_parameters,
@@ -229,13 +218,13 @@ def trainer_of(
   config: ml_collections.ConfigDict,
   hot: HotRows | None = None,
 ) -> TrainerParts:
-  """Makes a trainer of the case, before its first step.
+  """Makes a new trainer.
 
   Args:
-    case: whose data and programs it takes.
-    config: of the run.
+    case: the case, which has data and programs.
+    config: the config of the run.
     hot: its hot rows; None takes those that fit the config's budget.
   """
-  recipe = case.programs.of(build.system(config).microbatches)
+  recipe = case.recipe_of(build.system(config).microbatches)
   hot = hot or build.hot(config, case.data, recipe)
   return build.trainer(config, case.data, recipe, hot)

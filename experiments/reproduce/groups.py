@@ -3,25 +3,27 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.common import estimates
 from experiments.common.estimates import Estimate
 from experiments.reproduce import paper
 from experiments.reproduce.results import KINDS, Results, Row
 
 Key = tuple[str, str]
-"""System and way to skip."""
+"""A system and the way to skip: a row's columns `system` and `skip`."""
 DEFAULT: Key = ('pinned', 'ours')
 CONTENDERS = {
   DEFAULT: 'default policy',
   ('pinned', 'published'): 'as published',
 }
-"""Slipstream, with the policy that drops examples."""
+"""Names of Slipstream's two ways to drop examples."""
 ALL: Key = ('pinned', 'off')
 """Slipstream's placement without skipping."""
 BASELINES: tuple[Key, ...] = (
   *(('xdl', 'off'), ('dlrm_hybrid', 'off'), ('fae', 'off'), ('hotline', 'off')),
 )
-"""Those of the paper."""
+"""The systems that the paper compares Slipstream with."""
 _SYSTEMS = {
   'xdl': 'XDL',
   'dlrm_hybrid': 'Intel DLRM',
@@ -37,24 +39,24 @@ _MODELS = ('rm1', 'rm2', 'rm2_l20', 'rm3', 'rm4')
 
 
 class Group(NamedTuple):
-  """The runs of one system on one model, by seed."""
+  """The runs of one system on one model."""
 
   key: Key
   runs: dict[int, Row]
-  """Those that finished, with columns that follow from theirs."""
+  """Finished runs by seed, with the columns of `_derived`."""
   failures: dict[int, str]
-  """What failed of the others."""
+  """Errors of the failed runs, by seed."""
   figures: dict[str, Estimate | None]
   """Means of all columns by name, and comparisons: see `_compare`."""
 
   @property
   def name(self) -> str:
-    """What people call the system."""
+    """The system's name on pages."""
     return name(self.key)
 
 
 class Model(NamedTuple):
-  """All that is known of a model."""
+  """The facts and results of a model."""
 
   key: str
   facts: dict[str, Any]
@@ -70,8 +72,14 @@ class Model(NamedTuple):
 
   @property
   def published(self) -> dict[str, Any]:
-    """What the papers say of the model; empty if they do not have it."""
+    """The papers' facts of the model; empty if they do not have it."""
     return paper.MODELS.get(self.key, {})
+
+  @property
+  def goal(self) -> float | None:
+    """The highest AUC that every learning curve reaches."""
+    curves = curves_of(self).values()
+    return min((max(auc for _, auc in curve) for curve in curves), default=None)
 
 
 def models_of(results: Results) -> list[Model]:
@@ -94,8 +102,13 @@ def models_of(results: Results) -> list[Model]:
   return models
 
 
+def key_of(row: Row) -> Key:
+  """Returns the system of a row."""
+  return row['system'], row['skip']
+
+
 def name(key: Key) -> str:
-  """Returns what people call a system that skips in some way."""
+  """Returns the name on pages of a system that skips in some way."""
   system, skip = key
   if key in CONTENDERS:
     return f'Slipstream, {CONTENDERS[key]}'
@@ -122,10 +135,9 @@ def mean(rows: Iterable[Row], column: str) -> Estimate | None:
 
 def _groups(runs: Sequence[Row]) -> dict[Key, Group]:
   """Groups runs by system. The last run of a seed counts."""
-  last = {(run['system'], run['skip'], run['seed']): run for run in runs}
+  last = {(key_of(run), run['seed']): run for run in runs}
   groups: dict[Key, Group] = {}
-  for (system, skip, seed), run in sorted(last.items()):
-    key = system, skip
+  for (key, seed), run in sorted(last.items()):
     group = groups.setdefault(key, Group(key, {}, {}, {}))
     if run['status'] == 'ok':
       group.runs[seed] = run | _derived(run)
@@ -177,6 +189,12 @@ def _compare(group: Group, model: Model) -> dict[str, Estimate | None]:
     if isinstance(value, int | float)
   }
   figures = {column: mean(group.runs.values(), column) for column in numbers}
+  figures |= _published_bytes(group, model)
+  figures['seeds'] = Estimate(len(group.runs))
+  curve = curves_of(model).get(group.key)
+  if curve is not None and model.goal is not None:
+    seconds = estimates.seconds_to(curve, model.goal)
+    figures['seconds to goal'] = None if seconds is None else Estimate(seconds)
   for contender, policy in CONTENDERS.items():
     ours = model.groups.get(contender)
     if ours is not None and ours is not group:
@@ -204,33 +222,46 @@ def _compare(group: Group, model: Model) -> dict[str, Estimate | None]:
   return figures
 
 
-def _pairs(
-  top: Group | None, bottom: Group | None, column: str
-) -> tuple[list[float], list[float]]:
-  """Returns the values of two systems for the seeds that both know."""
-  if top is None or bottom is None:
-    return [], []
-  pairs = [
-    (top.runs[seed].get(column), bottom.runs[seed].get(column))
-    for seed in top.runs.keys() & bottom.runs.keys()
-  ]
-  known = [(x, y) for x, y in pairs if x is not None and y is not None]
-  return [x for x, _ in known], [y for _, y in known]
+def _published_bytes(group: Group, model: Model) -> dict[str, Estimate]:
+  """Returns the bytes that a system moves in its paper."""
+  system, skip = group.key
+  everyone = model.published.get('gigabytes', {})
+  if system not in everyone or skip != 'off':
+    return {}
+  examples = model.published['examples'] * paper.EPOCHS_OF_BYTES
+  return {
+    'paper, GB': Estimate(everyone[system]),
+    'paper, per example': Estimate(everyone[system] * 1e9 / examples),
+    "paper, times FAE's": Estimate(everyone[system] / everyone['fae']),
+  }
 
 
 def ratio(
   top: Group | None, bottom: Group | None, column: str
 ) -> Estimate | None:
-  """Returns how many times as much one system has as the other."""
-  return estimates.ratio(*_pairs(top, bottom, column))
+  """Returns how many times as much one system has as the other, by seed."""
+  pairs = _pairs(top, bottom, column)
+  return estimates.ratio([x for x, _ in pairs], [y for _, y in pairs])
 
 
 def lead(
   top: Group | None, bottom: Group | None, column: str
 ) -> Estimate | None:
-  """Returns how much more one system has than the other."""
-  tops, bottoms = _pairs(top, bottom, column)
-  return estimates.mean([x - y for x, y in zip(tops, bottoms, strict=True)])
+  """Returns how much more one system has than the other, by seed."""
+  return estimates.mean([x - y for x, y in _pairs(top, bottom, column)])
+
+
+def _pairs(
+  top: Group | None, bottom: Group | None, column: str
+) -> list[tuple[float, float]]:
+  """Returns the values of two systems for the seeds that both know."""
+  if top is None or bottom is None:
+    return []
+  pairs = [
+    (top.runs[seed].get(column), bottom.runs[seed].get(column))
+    for seed in top.runs.keys() & bottom.runs.keys()
+  ]
+  return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
 def without_overhead(
@@ -250,24 +281,27 @@ def without_overhead(
 
 def curves_of(model: Model) -> dict[Key, list[tuple[float, float]]]:
   """Returns seconds and AUC of each system's first seed during training."""
-  curves: dict[Key, list[tuple[float, float]]] = {}
   rows = [x for x in model.rows['curve'] if 'seconds' in x and 'auc' in x]
   first = min((row['seed'] for row in rows), default=0)
-  for row in rows:
-    if row['seed'] == first:
-      key = row['system'], row['skip']
-      curves.setdefault(key, []).append((row['seconds'], row['auc']))
-  return {key: sorted(curves[key]) for key in model.groups if key in curves}
+  rows = [row for row in rows if row['seed'] == first]
+  curves = {
+    key: sorted(
+      (row['seconds'], row['auc']) for row in rows if key_of(row) == key
+    )
+    for key in model.groups
+  }
+  return {key: curve for key, curve in curves.items() if curve}
 
 
 def phases_of(model: Model) -> dict[Key, dict[str, float]]:
   """Returns the mean ms per batch of each phase, by system."""
   rows = [row for row in model.rows['phase'] if 'ms_per_batch' in row]
-  keys = {(row['system'], row['skip']) for row in rows}
-  spent: dict[Key, dict[str, float]] = {}
-  for key in sorted(keys, key=rank):
-    mine = [row for row in rows if (row['system'], row['skip']) == key]
-    for phase in dict.fromkeys(row['phase'] for row in mine):
-      ms = mean([row for row in mine if row['phase'] == phase], 'ms_per_batch')
-      spent.setdefault(key, {})[phase] = ms.mean if ms else 0.0
-  return spent
+  rows.sort(key=lambda row: rank(key_of(row)))
+  spent: dict[Key, dict[str, list[float]]] = {}
+  for row in rows:
+    of_system = spent.setdefault(key_of(row), {})
+    of_system.setdefault(row['phase'], []).append(row['ms_per_batch'])
+  return {
+    key: {phase: float(np.mean(ms)) for phase, ms in phases.items()}
+    for key, phases in spent.items()
+  }

@@ -1,21 +1,22 @@
 """Runs a reproduction: one job after the other, each saved at once."""
 
+from collections.abc import Sequence
 import pathlib
 import resource
 import time
+from typing import Any
 
 from rich.console import Console
 
-from experiments.common import interrupts, machine, report
+from experiments.common import cli, interrupts, machine, report
 from experiments.common.errors import in_config
 from experiments.common.meter import compiled
 from experiments.common.progress import Bar
 from experiments.common.results import check_same, settings_in
-from experiments.common.workdir import writable
-from experiments.reproduce import models
+from experiments.common.workdir import folder, writable
 from experiments.reproduce.cases import Asked, Cases, facts_of
-from experiments.reproduce.grid import jobs_of
 from experiments.reproduce.groups import models_of
+from experiments.reproduce.models import MODELS, path_of, SCALES, steps_of
 from experiments.reproduce.phases import BATCHES
 from experiments.reproduce.report import overview, write
 from experiments.reproduce.results import Job, Results, Row, SETTING
@@ -23,29 +24,45 @@ from experiments.reproduce.runs import rows_of
 from slipstream_jax.errors import choose, UserError
 
 _SAME = ('scale', 'data', 'drop')
-"""What a reproduction is continued with. Models and seeds may be added."""
+"""Settings that must not change. Models and seeds may be added."""
+ALONE = (
+  *('xdl', 'dlrm_hybrid', 'fae', 'fae_pinned', 'hotline', 'hotline_micro'),
+  *('cached', 'plain', 'pinned'),
+)
+"""Systems that skip nothing."""
+SKIPPING = (
+  *(('pinned', 'published'), ('pinned', 'ours')),
+  *(('fae', 'ours'), ('hotline', 'ours'), ('xdl', 'ours')),
+)
+"""Systems with skipping."""
+VARIANTS = ('none', 'hot', 'cold')
+"""Rows that are frozen after the warm-up."""
+TARGETS = (0.15, 0.3, 0.6)
+"""Drop targets for which a threshold is sought."""
+WITH = {'rm2': ('rm2_l20',)}
+"""Models that come with another one."""
 
 
-def reproduce(asked: Asked, workdir: pathlib.Path, again: str) -> None:
+def reproduce(workdir: str | None, models: Sequence[str], **more: Any) -> None:
   """Runs the jobs that are not finished, and writes the report.
 
-  Args:
-    asked: what to run.
-    workdir: folder of the results.
-    again: the command that continues with them.
+  The arguments are those of the program.
 
   Raises:
     UserError: invalid settings, or a folder with something else.
     KeyboardInterrupt: a signal came. Finished jobs are kept.
   """
+  asked = Asked(tuple(dict.fromkeys(models)), **more)
   _check(asked)
   compiled()  # starts counting
   screen = report.console()
-  results = _opened(writable(str(workdir), '--workdir'), asked, again)
+  place = writable(str(folder(workdir, 'reproduce-')), '--workdir')
+  again = cli.again(*([] if workdir else [f'--workdir={place}']))
+  results = _opened(place, asked, again)
   jobs = jobs_of(asked.models, range(asked.seeds))
   todo = [job for job in jobs if not results.has(job)]
   screen.print(
-    f'{len(todo)} of {len(jobs)} runs to do, in {workdir}', highlight=False
+    f'{len(todo)} of {len(jobs)} runs to do, in {place}', highlight=False
   )
   results.save()
   # A signal waits for the end of a step, and then for the page.
@@ -67,20 +84,48 @@ def reproduce(asked: Asked, workdir: pathlib.Path, again: str) -> None:
     write(results)
     minutes = results.setting['minutes']
     screen.print(
-      f'written to {workdir}, in {minutes:.1f} minutes', highlight=False
+      f'written to {place}, in {minutes:.1f} minutes', highlight=False
     )
+
+
+def jobs_of(models: Sequence[str], seeds: Sequence[int]) -> list[Job]:
+  """Returns all jobs, each once, in the order in which they are run.
+
+  All systems of a seed take turns before the next seed begins, so that other
+  load on the machine affects all of them alike. The phases of every system come
+  first, which also compiles the programs of the runs.
+
+  Args:
+    models: names of models. Those that come with them are added.
+    seeds: at least one. Jobs for which one seed is enough take the first.
+  """
+  with_others = [[name, *WITH.get(name, ())] for name in models]
+  names = dict.fromkeys(name for some in with_others for name in some)
+  pairs = [*((system, 'off') for system in ALONE), *SKIPPING]
+  first, jobs = seeds[0], []
+  for model in names:
+    jobs += [Job('skew', model, first)]
+    jobs += [Job('phase', model, first, system) for system in ALONE]
+    jobs += [Job('run', model, x, *pair) for x in seeds for pair in pairs]
+    jobs += [Job('row', model, first)]
+    jobs += [Job('naive', model, first, variant=rows) for rows in VARIANTS]
+    jobs += [
+      Job('threshold', model, first, skip='published', drop_target=target)
+      for target in TARGETS
+    ]
+  return jobs
 
 
 def _check(asked: Asked) -> None:
   for name in asked.models:
-    choose(models.MODELS, name, '--models')
-  choose(dict.fromkeys(models.SCALES), asked.scale, '--scale')
+    choose(MODELS, name, '--models')
+  choose(dict.fromkeys(SCALES), asked.scale, '--scale')
   if not asked.models:
     raise UserError(
       'a reproduction needs a model',
       got='none',
       where='--models',
-      hint=f'name some of {", ".join(models.MODELS)}',
+      hint=f'name some of {", ".join(MODELS)}',
     )
   if not 0 <= asked.drop <= 1:
     raise UserError(
@@ -89,15 +134,15 @@ def _check(asked: Asked) -> None:
       where='--drop',
       hint='the published one is 0.3',
     )
-  models.path_of(asked.models[0], asked.data)
+  path_of(asked.models[0], asked.data)
 
 
-def _opened(folder: pathlib.Path, asked: Asked, again: str) -> Results:
+def _opened(place: pathlib.Path, asked: Asked, again: str) -> Results:
   """Opens a new folder, or one to continue with."""
   new = asked._asdict()
-  if old := settings_in(folder, SETTING):
+  if old := settings_in(place, SETTING):
     check_same(old, new, {name: f'--{name}' for name in _SAME})
-  results = Results(folder)
+  results = Results(place)
   results.setting = {
     **machine.here(again),
     **{name: new[name] for name in (*_SAME, 'seeds')},
@@ -127,7 +172,7 @@ def _run_all(
 
 def _batches(job: Job, scale: str) -> int:
   """Returns about as many batches as a job trains."""
-  steps = models.steps_of(job.model, scale)
+  steps = steps_of(job.model, scale)
   few = {'phase': min(steps, BATCHES), 'skew': 1}
   return few.get(job.kind, 1 if job.variant == 'none' else steps)
 

@@ -44,11 +44,11 @@ class Model(NamedTuple):
 
   title: str
   config: Callable[[], ml_collections.ConfigDict]
-  """With the published model and tables."""
+  """Function that returns a config with the published model and tables."""
   proxy: str
   """A key of `PROXIES`."""
   format: str | None
-  """Of real data; None where there are none."""
+  """Format of the real data; None where there are none."""
   laptop: Part
   full_batch_size: int = 1024
 

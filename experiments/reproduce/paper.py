@@ -1,4 +1,4 @@
-"""What the papers say. Nothing here was measured by us."""
+"""Figures of the papers. Nothing here was measured by us."""
 
 from typing import Any
 
@@ -98,4 +98,4 @@ BETWEEN = (
   ('hotline', 'dlrm_hybrid', 3.5, 'Hotline (1 GPU, modelled)'),
   ('hotline', 'fae', 2.3, 'Hotline (modelled)'),
 )
-"""What papers claim: faster system, slower system, speed-up, source."""
+"""Claims of papers: faster system, slower system, speed-up, source."""

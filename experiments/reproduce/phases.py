@@ -6,8 +6,7 @@ for each, weighted by how often it comes.
 """
 
 from collections.abc import Callable
-import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import ml_collections
@@ -25,21 +24,23 @@ from slipstream_jax.training.loop import on_device, score_held_out
 from slipstream_jax.training.trainer_parts import TrainerParts
 
 BATCHES = 8
-"""On which the phases of a system are measured."""
+"""Number of batches on which the phases of a system are measured."""
+T = TypeVar('T')
 
 
 class Stopwatch:
   """Collects the milliseconds of phases, by the kind of their step."""
 
   def __init__(self) -> None:
+    self.kind = ''
     self._ms: dict[tuple[str, str], list[float]] = {}
 
-  def timed(self, phase: str, kind: str, call: Callable[[], Any]) -> Any:
+  def __call__(self, phase: str, call: Callable[..., T], *args: Any) -> T:
     """Returns the result of `call` once it is computed."""
     started = now()
-    result = jax.block_until_ready(call())
+    result: T = jax.block_until_ready(call(*args))
     spent = 1e3 * (now() - started)
-    self._ms.setdefault((phase, kind), []).append(spent)
+    self._ms.setdefault((phase, self.kind), []).append(spent)
     return result
 
   def per_batch(self, batches: int) -> dict[str, float]:
@@ -65,6 +66,8 @@ def phases_of(case: Case, system: str) -> dict[str, float]:
   ms['plan'] = max(0.0, ms.pop('next') - ms['unique'])
   if swaps:  # a run has as many, as they are shares of its batches
     ms['sync'] *= steps / case.steps
+  if 'update' in ms:  # pooling and updating belong to one phase
+    ms['host_update'] = ms.get('host_update', 0.0) + ms.pop('update')
   return ms
 
 
@@ -79,9 +82,10 @@ def _timed_steps(
   most = min(build.most_steps(config, case.data, count), count + 2)
   with build.batches(config, trainer, case.data, count) as stream:
     for _ in range(most):
-      batch = watch.timed('data', '', functools.partial(next, source))
-      watch.timed('unique', '', functools.partial(_unique, trainer, batch))
-      item = watch.timed('next', '', functools.partial(next, stream, None))
+      watch.kind = ''
+      batch = watch('data', next, source)
+      watch('unique', _unique, trainer, batch)
+      item = watch('next', next, stream, None)
       if item is None:
         break
       steps += 1
@@ -97,31 +101,25 @@ def _unique(trainer: TrainerParts, batch: Any) -> None:
     unique_rows_of(batch.lookups, group, hot)
 
 
-def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> int:
+def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> bool:
   """Times one step. Returns whether hot rows were swapped for it."""
-  engine, edge = trainer.engine, item.scheduled.edge
-  rows = trainer.rows
-  swaps = edge.hot_here is not None
-  swaps = swaps and edge.hot_here != engine.hot_here
-  if edge.hot_here is not None:
-    swap = functools.partial(engine.swap_hot, edge.hot_here)
-    if swaps:
-      watch.timed('sync', '', swap)
-    rows = 'stream' if edge.hot_here else rows
-  if rows != 'stream':
-    _host_step(trainer, item, watch)
-  else:
-    _device_step(trainer, item, watch)
+  engine, edge, rows = trainer.engine, item.scheduled.edge, trainer.rows
+  swaps = edge.hot_here is not None and edge.hot_here != engine.hot_here
+  if swaps:
+    watch('sync', engine.swap_hot, edge.hot_here)
+  if edge.hot_here:
+    rows = 'stream'
+  watch.kind = 'device' if rows == 'stream' else 'host'
+  (_device_step if rows == 'stream' else _host_step)(trainer, item, watch)
   if edge.scores is not None:
     score_held_out(trainer, edge.scores)
-  return int(swaps)
+  return swaps
 
 
 def _device_step(
   trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch
 ) -> None:
   engine, plans = trainer.engine, item.plans
-  timed = functools.partial(_of_kind, watch, 'device')
   stores = [group.host for group in engine.groups]
 
   def gathered() -> list[Any]:
@@ -133,34 +131,34 @@ def _device_step(
       blocks.append(store.gather(rows, len(rows)))
     return blocks
 
-  block = timed('gather', gathered)
+  block = watch('gather', gathered)
   columns = on_device(item.batch), item.row_weights
   sent = block, tuple(plan.inverse for plan in plans), *columns
-  timed('put', functools.partial(to_device, sent))
+  watch('put', to_device, sent)
   blocks = jax.block_until_ready(engine.load(plans))
   inputs = sent[1], columns[0], np.float32(0), columns[1]
   arguments = jax.block_until_ready(to_device(inputs))
-  update = functools.partial(trainer.update, trainer.state, blocks, *arguments)
-  trainer.state, blocks, _ = timed('step', update)
+  trainer.state, blocks, _ = watch(
+    'step', trainer.update, trainer.state, blocks, *arguments
+  )
+  stored = [
+    (store, plan, block)
+    for store, plan, block in zip(stores, plans, blocks, strict=True)
+    if len(plan.store)
+  ]
   changed = [
     apply.gather_slots(
       block, to_device(apply.pad_positions(plan.store, len(block.rows)))
     )
-    for plan, block in zip(plans, blocks, strict=True)
-    if len(plan.store)
+    for _, plan, block in stored
   ]
-  on_its_way = timed('get', functools.partial(to_host, changed))
+  on_its_way = watch('get', to_host, changed)
 
   def scattered() -> None:
-    stored = [
-      (store, plan)
-      for store, plan in zip(stores, plans, strict=True)
-      if len(plan.store)
-    ]
-    for (store, plan), rows in zip(stored, on_its_way, strict=True):
+    for (store, plan, _), rows in zip(stored, on_its_way, strict=True):
       store.scatter(plan.rows[plan.store], rows)
 
-  timed('scatter', scattered)
+  watch('scatter', scattered)
   engine.store(plans, blocks)
 
 
@@ -170,26 +168,22 @@ def _host_step(
   """Times the parts of `HostUpdate.step`."""
   engine, plans, state = trainer.engine, item.plans, trainer.state
   programs: Any = trainer.programs.host_update(trainer.rows)
-  timed = functools.partial(_of_kind, watch, 'host')
-  blocks = timed('gather', lambda: engine.load(plans, on_host=True))
+  blocks = watch('gather', lambda: engine.load(plans, on_host=True))
   blocks = to_cpu(blocks, owned=True)
   inverses = to_cpu(tuple(plan.inverse for plan in plans))
   batch, rows = on_device(item.batch), tuple(b.rows for b in blocks)
   sent, weights = (rows, inverses), to_cpu(batch.lookup_weights)
   if programs.pool is not None:
-    pool = functools.partial(programs.pool, rows, inverses, weights)
-    sent = timed('host_update', pool)
+    sent = watch('host_update', programs.pool, rows, inverses, weights)
     batch = batch._replace(lookup_weights=None)
   seen = np.float32(0)
-  inputs = timed('put', lambda: (from_cpu(sent), *to_device((batch, seen))))
+  inputs = watch('put', lambda: (from_cpu(sent), *to_device((batch, seen))))
   (first, second), *rest = inputs
   before = state._replace(row_globals=())
-  new_state, gradients, loss = timed(
-    'step', lambda: programs.gradients(before, first, second, *rest)
+  new_state, gradients, loss = watch(
+    'step', programs.gradients, before, first, second, *rest
   )
-  gradients, step, loss = timed(
-    'get', lambda: to_cpu((gradients, state.step, loss))
-  )
+  gradients, step, loss = watch('get', to_cpu, (gradients, state.step, loss))
   still = tuple(np.zeros(len(block.rows), bool) for block in blocks)
   beside = to_cpu((state.row_globals, item.row_weights, still, seen))
 
@@ -199,17 +193,8 @@ def _host_step(
       of_rows = programs.spread(rows, inverses, weights, gradients)
     return programs.update_rows(blocks, of_rows, *beside, loss, step)
 
-  new_blocks, row_globals, _ = timed('update', updated)
+  new_blocks, row_globals, _ = watch('update', updated)
   back = to_host(new_blocks)
-  timed('scatter', lambda: engine.store(plans, back, on_host=True))
+  watch('scatter', lambda: engine.store(plans, back, on_host=True))
   row_globals = from_cpu(row_globals)
   trainer.state = new_state._replace(row_globals=row_globals)
-
-
-def _of_kind(
-  watch: Stopwatch, kind: str, phase: str, call: Callable[[], Any]
-) -> Any:
-  # Pooling and updating belong to one phase.
-  if phase == 'update':
-    phase, kind = 'host_update', f'{kind}, update'
-  return watch.timed(phase, kind, call)

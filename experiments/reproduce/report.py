@@ -4,7 +4,7 @@ Every number comes from the folder's files, or from `paper.py`, and then the
 page says so.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import itertools
 from typing import Any
 
@@ -19,6 +19,7 @@ from experiments.common.estimates import (
   NONE,
   percent,
   quality,
+  sure,
   times,
 )
 from experiments.common.page import Section, Table
@@ -28,8 +29,6 @@ from experiments.reproduce.groups import (
   ALL,
   BASELINES,
   CONTENDERS,
-  curves_of,
-  Group,
   Key,
   mean,
   Model,
@@ -38,14 +37,109 @@ from experiments.reproduce.groups import (
   phases_of,
   ratio,
 )
-from experiments.reproduce.results import PHASES, Results, Row
+from experiments.reproduce.results import PHASES, Results
 
 HTML = 'report.html'
-Column = tuple[str, str | Callable[[Group], Estimate | None], Form]
-"""Title, a figure of groups by name or computed, and how it is written."""
+Column = tuple[str, str, Form]
+"""Title, name of a figure, and how it is written."""
 _SURE = (times, change, quality)
 """Forms of figures that are written with their interval."""
+_COMPARED = (('times as fast', 'speed'), ('without overhead', 'ideal'))
 _SAME = 0.995  # a ratio of bytes that is written as 1.00
+
+
+def _amount(value: float) -> str:
+  return f'{value:,.0f}' if value >= 99.5 else f'{value:.3g}'
+
+
+_BY_SYSTEM: dict[str, tuple[list[Column], str]] = {
+  'Time': (
+    [
+      ('seeds', 'seeds', '{:.0f}'.format),
+      ('seconds', 'seconds', '{:,.2f}'.format),
+      ('examples/s', 'examples/s', '{:,.0f}'.format),
+      *(
+        (f'{policy}: {title}', f'{figure}, {policy}', times)
+        for policy in CONTENDERS.values()
+        for title, figure in _COMPARED
+      ),
+      ("paper's claim", 'claim', '{:.4g}'.format),
+      ('seconds to AUC {goal:.4f}', 'seconds to goal', '{:.2f}'.format),
+    ],
+    'Training only. Times as fast: Slipstream against the system.',
+  ),
+  'Quality': (
+    [
+      ('AUC', 'auc', quality),
+      ('AUC, one test set', 'AUC, one test set', quality),
+      ("AUC less streamed's", 'AUC, streamed', change),
+      ('log loss', 'log_loss', quality),
+      ('accuracy', 'accuracy', quality),
+    ],
+    'On held-out examples. The interval of one test set is that of a single '
+    'run, after Hanley and McNeil. The others are those of the mean over '
+    'seeds.',
+  ),
+  'Bytes moved': (
+    [
+      ('to the device', 'loaded', _amount),
+      ('to the host', 'stored', _amount),
+      ('dense parameters', 'dense', _amount),
+      ('in all', 'moved in all', _amount),
+      ("tables, times the default policy's", 'bytes, default policy', times),
+      ('with dense', 'all bytes, default policy', times),
+      ("tables, times FAE's", 'bytes, FAE', times),
+      ('paper, GB', 'paper, GB', '{:g}'.format),
+      ('paper, per example', 'paper, per example', _amount),
+      ("paper, times FAE's", "paper, times FAE's", times),
+    ],
+    'Bytes per example seen, exact counts.',
+  ),
+  'What is skipped, and what that costs': (
+    [
+      ('dropped, of all', 'dropped', percent),
+      ('dropped, of hot', 'dropped of hot', percent),
+      ('hot examples', 'examples_hot_share', percent),
+      ('choosing, of the time', 'choosing', percent),
+      ('windows, of the time', 'windows', percent),
+      ('both', 'overhead', percent),
+    ],
+    'Shares of the examples seen, warm-up and windows included. The paper '
+    f'dropped {paper.DROPPED:.0%} of all on Criteo Kaggle. Choosing: scores, '
+    'threshold and choice. Windows: snapshots, and comparing rows.',
+  ),
+  'Memory and matrix products': (
+    [
+      ('device', 'device_bytes', size),
+      ('host', 'host_bytes', size),
+      ('hot lookups', 'lookups_hot_share', percent),
+      ("of a plain product's rate", 'matrix_share', percent),
+    ],
+    'Bytes kept where, the share of lookups of hot rows, and the rate of a '
+    "run's matrix products over that of a plain one of 1024 x 1024, measured "
+    'once beforehand. It may be above 100 %.',
+  ),
+}
+"""Columns of the tables with a row per system, and what is said of them."""
+_OVERVIEW: list[Column] = [
+  ('seconds', 'seconds', '{:,.2f}'.format),
+  ('over ours', 'speed, default policy', times),
+  ('bytes over ours', 'bytes, default policy', times),
+  ('dropped', 'dropped', percent),
+  ('AUC', 'auc', quality),
+]
+_NAIVE: list[Column] = [
+  ('accuracy', 'accuracy', percent),
+  ('accuracy lost', 'accuracy lost', '{:.2%}'.format),
+  ('AUC', 'auc', quality),
+  ('log loss', 'log_loss', quality),
+]
+_THRESHOLDS: list[Column] = [
+  ('threshold', 'threshold', '{:.3g}'.format),
+  ('drop rate', 'drop_rate', percent),
+  ('AUC', 'auc', quality),
+  ('log loss', 'log_loss', quality),
+]
 _ONE_PROGRAM = ('pinned', 'plain', 'cached', 'fae_pinned', 'hotline')
 """Systems whose step is the same program, but for the rows of its block."""
 _FROZEN = {
@@ -114,15 +208,8 @@ def sections(models: Sequence[Model]) -> list[Section]:
 
 def overview(model: Model) -> list[dict[str, str]]:
   """Returns the rows of a table for the terminal."""
-  columns: list[Column] = [
-    ('seconds', 'seconds', '{:,.2f}'.format),
-    ('over ours', 'speed, default policy', times),
-    ('bytes over ours', 'bytes, default policy', times),
-    ('dropped', 'dropped', percent),
-    ('AUC', 'auc', quality),
-  ]
   return [
-    {'system': group.name} | _cells(group, columns, ())
+    {'system': group.name} | _cells(group.figures, _OVERVIEW, ())
     for group in model.groups.values()
     if group.runs
   ]
@@ -140,11 +227,7 @@ def _of_model(model: Model) -> list[Any]:
     _setting(model),
     pictures.speed(model),
     pictures.learning(model),
-    _time(model),
-    _quality(model),
-    _traffic(model),
-    _skipped(model),
-    _memory(model),
+    *_by_system(model),
     pictures.phases(model),
     _phases(model),
     pictures.skew(model),
@@ -156,45 +239,67 @@ def _of_model(model: Model) -> list[Any]:
   return [block for block in blocks if block is not None]
 
 
-def _sure(estimate: Estimate | None, form: Form) -> str:
-  """Writes a mean with its interval, if it is known."""
-  interval = estimates.interval(estimate, form)
-  text = middle(estimate, form)
-  return text if interval == NONE else f'{text} ({interval})'
-
-
 def _cells(
-  group: Group, columns: Iterable[Column], sure: Sequence[Form] = _SURE
+  figures: Mapping[str, Estimate | None],
+  columns: Iterable[Column],
+  with_interval: Sequence[Any] = _SURE,
 ) -> dict[str, str]:
-  """Writes figures of a group, with intervals where a form wants them."""
+  """Writes figures, with intervals where the form or the figure wants them."""
   cells = {}
   for title, figure, form in columns:
-    estimate = (
-      group.figures.get(figure) if isinstance(figure, str) else figure(group)
-    )
-    cells[title] = (_sure if form in sure else middle)(estimate, form)
+    wanted = form in with_interval or figure in with_interval
+    cells[title] = (sure if wanted else middle)(figures.get(figure), form)
   return cells
 
 
-def _by_system(
-  title: str, groups: Iterable[Group], columns: Iterable[Column], about: str
-) -> Table:
-  """Makes a table with a row per system, without columns that say nothing."""
-  groups = list(groups)
-  rows = [_cells(group, columns) for group in groups]
-  dull = (NONE, '0', '0 B')
-  known = [x for x, *_ in columns if any(row[x] not in dull for row in rows)]
-  return Table(
-    title,
-    [
+def _by_system(model: Model) -> Iterator[Table]:
+  """Yields the tables with a row per system."""
+  more = _of_papers(model)
+  if model.goal is not None:
+    more['Time'] = (
+      ' The last column is of one seed, and its AUC the lowest of the best of '
+      'all systems.'
+    )
+  for title, (columns, about) in _BY_SYSTEM.items():
+    groups = [
+      group
+      for key, group in model.groups.items()
+      if key[1] != 'off' or 'skipped' not in title
+    ]
+    rows = [_cells(group.figures, columns) for group in groups]
+    dull = (NONE, '0', '0 B')
+    known = [x for x, *_ in columns if any(row[x] not in dull for row in rows)]
+    lines = [
       {'system': group.name}
-      | {x: row[x] if group.runs else 'failed' for x in known}
+      | {
+        x.format(goal=model.goal): row[x] if group.runs else 'failed'
+        for x in known
+      }
       for group, row in zip(groups, rows, strict=True)
       if known
-    ],
-    about,
-    strong=[n for n, group in enumerate(groups) if group.key in CONTENDERS],
-  )
+    ]
+    ours = [n for n, group in enumerate(groups) if group.key in CONTENDERS]
+    yield Table(title, lines, about + more.get(title, ''), strong=ours)
+
+
+def _of_papers(model: Model) -> dict[str, str]:
+  """Returns what the papers say of a model, by the title of a table."""
+  published = model.published
+  if not published:
+    return {}
+  auc = f'{published["auc"]:.3f}' if published['auc'] else 'not given'
+  least = 8 * published['tables'] * published['dim']
+  return {
+    'Quality': (
+      f" The papers' full run on the real {published['data']}: AUC {auc}, log "
+      f'loss {published["log_loss"]:.3f}, accuracy {published["accuracy"]:.4f}.'
+    ),
+    'Bytes moved': (
+      f" FAE's paper has GB in {paper.EPOCHS_OF_BYTES} epochs of "
+      f'{published["examples"]:,} examples. An example has {least:,} bytes of '
+      'embeddings and gradients, so compare only ratios.'
+    ),
+  }
 
 
 def _summary(models: Sequence[Model]) -> list[Any]:
@@ -220,26 +325,23 @@ def _summary(models: Sequence[Model]) -> list[Any]:
 def _sentences(models: Sequence[Model], contender: Key) -> list[str]:
   """Says where Slipstream wins and loses against baselines and pinned rows."""
   policy = CONTENDERS[contender]
-  others = [
-    (f'{model.short} against {model.groups[key].name}', model.groups[key])
+  others = {
+    f'{model.short} against {model.groups[key].name}': model.groups[key].figures
     for model in models
     for key in (*BASELINES, ALL)
     if key in model.groups
-  ]
+  }
 
-  def known(figure: str) -> list[tuple[str, Group, Estimate]]:
-    return [
-      (title, group, estimate)
-      for title, group in others
-      if (estimate := group.figures.get(f'{figure}, {policy}'))
-    ]
+  def known(figure: str) -> dict[str, Estimate]:
+    pairs = ((title, figures.get(figure)) for title, figures in others.items())
+    return {title: x for title, x in pairs if x is not None}
 
-  def listed(some: list[tuple[str, Group, Estimate]]) -> str:
-    words = ', '.join(f'{title}: {times(x.mean)}' for title, _, x in some)
+  def listed(some: Mapping[str, Estimate]) -> str:
+    words = ', '.join(f'{title}: {times(x.mean)}' for title, x in some.items())
     return f' ({words})' if words else ''
 
-  def span(some: list[tuple[str, Group, Estimate]], form: Form) -> str:
-    values = sorted(x.mean for *_, x in some)
+  def span(some: Mapping[str, Estimate], form: Form) -> str:
+    values = sorted(x.mean for x in some.values())
     return ' to '.join(dict.fromkeys((form(values[0]), form(values[-1]))))
 
   sentences = [
@@ -247,42 +349,37 @@ def _sentences(models: Sequence[Model], contender: Key) -> list[str]:
     for model in models
     if contender in model.groups and not model.groups[contender].runs
   ]
-  if speeds := known('speed'):
-    faster = [x for x in speeds if (x[2].low or x[2].mean) > 1]
-    slower = [x for x in speeds if (x[2].high or x[2].mean) < 1]
+  if speeds := known(f'speed, {policy}'):
+    faster = [x for x in speeds.values() if (x.low or x.mean) > 1]
+    slower = {y: x for y, x in speeds.items() if (x.high or x.mean) < 1}
     sentences.append(
       f'Faster in {len(faster)} of {len(speeds)} comparisons with the '
       f"paper's baselines and with pinned rows, SLOWER in {len(slower)}"
       f'{listed(slower)}. The others cannot be told apart.'
       + ' Ratios of one seed have no interval.'
-      * any(x[2].low is None for x in speeds)
+      * any(x.low is None for x in speeds.values())
     )
-  claimed = [(x, group, y) for _, group, x in speeds if (y := _claim(group))]
-  if claimed:
-    missed = [(group, claim) for x, group, claim in claimed if x.mean < claim]
-    ideals = [(group.figures[f'ideal, {policy}'], y) for group, y in missed]
-    below = [x for x, claim in ideals if x and x.mean < claim]
+  claims, ideals = known('claim'), known(f'ideal, {policy}')
+  if claimed := claims.keys() & speeds.keys():
+    missed = [x for x in claimed if speeds[x].mean < claims[x].mean]
+    below = [
+      x for x in missed if x in ideals and ideals[x].mean < claims[x].mean
+    ]
     sentences.append(
       "The mean reaches the paper's speed-up in "
       f'{len(claimed) - len(missed)} of {len(claimed)} comparisons. In '
       f'{len(below)} of the others, the estimate without overhead does not '
       'reach it either.'
     )
-  if moved := known('bytes'):
-    more = [x for x in moved if x[2].mean < _SAME]
+  if moved := known(f'bytes, {policy}'):
+    more = {y: x for y, x in moved.items() if x.mean < _SAME}
     sentences.append(
       f'The others move {span(moved, times)} times its bytes of tables. It '
       f'moves MORE in {len(more)} comparisons{listed(more)}.'
     )
-  if leads := known('AUC'):
+  if leads := known(f'AUC, {policy}'):
     sentences.append(f'Its AUC less that of the others: {span(leads, change)}.')
   return sentences
-
-
-def _claim(group: Group) -> float:
-  """Returns the paper's speed-up over a baseline; 0 without any."""
-  claim = group.figures.get('claim')
-  return claim.mean if claim else 0.0
 
 
 def _against(models: Sequence[Model]) -> Table:
@@ -303,7 +400,7 @@ def _against(models: Sequence[Model]) -> Table:
       ('AUC, ours less its', f'AUC, {policy}', change),
     ]
     row = {'model': model.short, 'Slipstream': policy, 'against': group.name}
-    row |= _cells(group, columns)
+    row |= _cells(group.figures, columns)
     if not ours.runs or not group.runs:
       row['times as fast'] = 'failed'
     rows.append(row)
@@ -408,147 +505,6 @@ def _skew(model: Model) -> list[tuple[str, str, str]]:
   ]
 
 
-def _time(model: Model) -> Table:
-  """Compares the seconds of the systems."""
-  columns: list[Column] = [
-    ('seeds', lambda group: Estimate(len(group.runs)), '{:.0f}'.format),
-    ('seconds', 'seconds', '{:,.2f}'.format),
-    ('examples/s', 'examples/s', '{:,.0f}'.format),
-  ]
-  for policy in CONTENDERS.values():
-    columns += [
-      (f'{policy}: times as fast', f'speed, {policy}', times),
-      (f'{policy}: without overhead', f'ideal, {policy}', times),
-    ]
-  columns.append(("paper's claim", 'claim', '{:.4g}'.format))
-  about = 'Training only. Times as fast: Slipstream against the system.'
-  if curves := curves_of(model):
-    goal = min(max(auc for _, auc in curve) for curve in curves.values())
-    columns.append(
-      (
-        f'seconds to AUC {goal:.4f}',
-        lambda group: _seconds_to(goal, curves.get(group.key)),
-        '{:.2f}'.format,
-      )
-    )
-    about += (
-      ' The last column is of one seed, and its AUC the lowest of the best of '
-      'all systems.'
-    )
-  return _by_system('Time', model.groups.values(), columns, about)
-
-
-def _seconds_to(
-  goal: float, curve: list[tuple[float, float]] | None
-) -> Estimate | None:
-  """Interpolates when a curve first has an AUC that it reaches."""
-  if curve is None:
-    return None
-  seconds, aucs = (np.array(x) for x in zip(*curve, strict=True))
-  first = int(np.argmax(aucs >= goal))
-  pair = slice(max(first - 1, 0), first + 1)
-  return Estimate(float(np.interp(goal, aucs[pair], seconds[pair])))
-
-
-def _quality(model: Model) -> Table:
-  """Compares AUC, log loss and accuracy on the test set."""
-  about = (
-    'On held-out examples. The interval of one test set is that of a single '
-    'run, after Hanley and McNeil. The others are those of the mean over seeds.'
-  )
-  if published := model.published:
-    auc = f'{published["auc"]:.3f}' if published['auc'] else 'not given'
-    about += (
-      f" The papers' full run on the real {published['data']}: AUC {auc}, log "
-      f'loss {published["log_loss"]:.3f}, accuracy {published["accuracy"]:.4f}.'
-    )
-  columns: list[Column] = [
-    ('AUC', 'auc', quality),
-    ('AUC, one test set', 'AUC, one test set', quality),
-    ("AUC less streamed's", 'AUC, streamed', change),
-    ('log loss', 'log_loss', quality),
-    ('accuracy', 'accuracy', quality),
-  ]
-  return _by_system('Quality', model.groups.values(), columns, about)
-
-
-def _amount(value: float) -> str:
-  return f'{value:,.0f}' if value >= 99.5 else f'{value:.3g}'
-
-
-def _traffic(model: Model) -> Table:
-  """Compares bytes per example with one another and with the papers'."""
-  columns: list[Column] = [
-    ('to the device', 'loaded', _amount),
-    ('to the host', 'stored', _amount),
-    ('dense parameters', 'dense', _amount),
-    ('in all', 'moved in all', _amount),
-    ("tables, times the default policy's", 'bytes, default policy', times),
-    ('with dense', 'all bytes, default policy', times),
-    ("tables, times FAE's", 'bytes, FAE', times),
-  ]
-  about = 'Bytes per example seen, exact counts.'
-  if published := model.published:
-    whole, least = published['gigabytes'], 8 * published['tables']
-    passed = published['examples'] * paper.EPOCHS_OF_BYTES
-
-    def gigabytes(factor: float) -> Callable[[Group], Estimate | None]:
-      return lambda group: (
-        Estimate(whole[group.key[0]] * factor)
-        if group.key[0] in whole and group.key[1] == 'off'
-        else None
-      )
-
-    columns += [
-      ('paper, GB', gigabytes(1), '{:g}'.format),
-      ('paper, per example', gigabytes(1e9 / passed), _amount),
-      ("paper, times FAE's", gigabytes(1 / whole['fae']), times),
-    ]
-    about += (
-      f" FAE's paper has GB in {paper.EPOCHS_OF_BYTES} epochs of "
-      f'{published["examples"]:,} examples. An example has '
-      f'{least * published["dim"]:,} bytes of embeddings and gradients, so '
-      'compare only ratios.'
-    )
-  return _by_system('Bytes moved', model.groups.values(), columns, about)
-
-
-def _skipped(model: Model) -> Table:
-  """Lists what was dropped, and the time that choosing took."""
-  return _by_system(
-    'What is skipped, and what that costs',
-    [group for key, group in model.groups.items() if key[1] != 'off'],
-    [
-      ('dropped, of all', 'dropped', percent),
-      ('dropped, of hot', 'dropped of hot', percent),
-      ('hot examples', 'examples_hot_share', percent),
-      ('choosing, of the time', 'choosing', percent),
-      ('windows, of the time', 'windows', percent),
-      ('both', 'overhead', percent),
-    ],
-    'Shares of the examples seen, warm-up and windows included. The paper '
-    f'dropped {paper.DROPPED:.0%} of all on Criteo Kaggle. Choosing: scores, '
-    'threshold and choice. Windows: snapshots, and comparing rows.',
-  )
-
-
-def _memory(model: Model) -> Table:
-  """Lists where each system keeps rows, and its rate of matrix products."""
-  return _by_system(
-    'Memory and matrix products',
-    model.groups.values(),
-    [
-      ('device', 'device_bytes', size),
-      ('host', 'host_bytes', size),
-      ('hot lookups', 'lookups_hot_share', percent),
-      ("of a plain product's rate", 'matrix_share', percent),
-    ],
-    'Bytes kept where, the share of lookups of hot rows, and the rate of a '
-    "run's matrix products over that of a plain one of 1024 x 1024, measured "
-    'once beforehand. It may be above 100 %.',
-  )
-
-
 def _phases(model: Model) -> Table:
   """Compares the milliseconds of each phase."""
   spent = phases_of(model)
@@ -585,15 +541,10 @@ def _naive(model: Model) -> Table:
       for row in mine
       if 'accuracy' in row and base.get(row['seed']) and variant != 'none'
     ]
-    lines.append(
-      {
-        'after the warm-up': title,
-        'accuracy': middle(mean(mine, 'accuracy'), percent),
-        'accuracy lost': _sure(estimates.mean(lost), '{:.2%}'.format),
-        'AUC': middle(mean(mine, 'auc'), quality),
-        'log loss': middle(mean(mine, 'log_loss'), quality),
-      }
-    )
+    figures = {column: mean(mine, column) for _, column, _ in _NAIVE}
+    figures['accuracy lost'] = estimates.mean(lost)
+    cells = _cells(figures, _NAIVE, ['accuracy lost'])
+    lines.append({'after the warm-up': title} | cells)
   low, high = paper.NAIVE_LOSS
   about = f'In the paper either costs {low:.0%} to {high:.0%} of accuracy.'
   return Table('Naive skipping', lines if rows else [], about)
@@ -601,21 +552,16 @@ def _naive(model: Model) -> Table:
 
 def _thresholds(model: Model) -> Table:
   """Lists threshold, drop rate and quality by drop target."""
-  by_target: dict[float, list[Row]] = {}
-  for row in model.rows['threshold']:
-    by_target.setdefault(row['drop_target'], []).append(row)
+  rows = model.rows['threshold']
+  lines = []
+  for target in sorted({row['drop_target'] for row in rows}):
+    mine = [row for row in rows if row['drop_target'] == target]
+    figures = {column: mean(mine, column) for _, column, _ in _THRESHOLDS}
+    cells = _cells(figures, _THRESHOLDS, ['auc'])
+    lines.append({'drop target': f'{target:.0%}'} | cells)
   return Table(
     'Threshold, drop rate and quality',
-    [
-      {
-        'drop target': f'{target:.0%}',
-        'threshold': middle(mean(rows, 'threshold'), '{:.3g}'.format),
-        'drop rate': middle(mean(rows, 'drop_rate'), percent),
-        'AUC': _sure(mean(rows, 'auc'), quality),
-        'log loss': middle(mean(rows, 'log_loss'), quality),
-      }
-      for target, rows in sorted(by_target.items())
-    ],
+    lines,
     'Drop rate: of the hot examples that came while skipping.',
   )
 

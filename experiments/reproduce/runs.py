@@ -38,9 +38,9 @@ from slipstream_jax.types import HotRows
 Tell = Callable[[int], object]
 """Called with the batches of the source that a run has read so far."""
 POINTS = 200
-"""Of an access curve, at ranks evenly spread on a log axis."""
+"""Points of an access curve, at ranks evenly spread on a log axis."""
 ROWS = 10
-"""Hot rows that are followed, drawn by their lookups."""
+"""Number of hot rows that are followed, drawn by their lookups."""
 _LOOKS = 25  # at each of those rows
 _FROZEN = 1e30  # a threshold that no row exceeds
 
@@ -53,9 +53,9 @@ class Outcome(NamedTuple):
   quality: Row
   """AUC, log loss and accuracy on the test set, with its counts."""
   points: list[Row]
-  """Of the learning curve, the end included."""
+  """Points of the learning curve, the end included."""
   decision: dict[str, Any]
-  """The last one of the schedule; empty without any."""
+  """The last decision of the schedule; empty without any."""
   choose_seconds: float
 
 
@@ -74,19 +74,15 @@ def rows_of(
     UserError: invalid settings, or a loss that is not finite.
     KeyboardInterrupt: a signal came.
   """
-  if job.kind == 'run':
-    return _run(job, case, before, tell)
-  if job.kind == 'phase':
-    values = _phase_rows(phases_of(case, job.system))
-  elif job.kind == 'skew':
-    values = _skew(case)
-  elif job.kind == 'row':
-    values = _row_changes(case, tell)
-  elif job.kind == 'naive':
-    values = [_naive(job, case, before, tell)]
-  else:
-    values = [_threshold(case, job.drop_target, tell)]
-  return [job._asdict() | row for row in values]
+  run: dict[str, Callable[[], list[Row]]] = {
+    'run': lambda: _run(job, case, before, tell),
+    'phase': lambda: _phase_rows(phases_of(case, job.system)),
+    'skew': lambda: _skew(case),
+    'row': lambda: _row_changes(case, tell),
+    'naive': lambda: [_naive(job, case, before, tell)],
+    'threshold': lambda: [_threshold(case, job.drop_target, tell)],
+  }
+  return [job._asdict() | row for row in run[job.kind]()]
 
 
 def train_and_score(
@@ -198,8 +194,7 @@ def _run(job: Job, case: Case, before: Sequence[Row], tell: Tell) -> list[Row]:
     {name: point[name] for name in (*names, 'auc', 'log_loss')}
     for point in done.points
   ]
-  key = job._asdict()
-  rows = [{**key, 'kind': 'curve', **point} for point in curve if first]
+  rows = [{'kind': 'curve', **point} for point in curve if first]
   if first and skips:
     # Phases are as without skipping, and skipping adds two.
     same = job._replace(kind='phase', skip='off')
@@ -209,8 +204,8 @@ def _run(job: Job, case: Case, before: Sequence[Row], tell: Tell) -> list[Row]:
     per_step = 1e3 / meter.step
     alone['choose'] = done.choose_seconds * per_step
     alone['snapshot'] = done.trainer.seconds_watching * per_step
-    rows += [{**key, 'kind': 'phase', **row} for row in _phase_rows(alone)]
-  return [*rows, key | run]
+    rows += [{'kind': 'phase', **row} for row in _phase_rows(alone)]
+  return [*rows, run]
 
 
 def _phase_rows(ms: dict[str, float]) -> list[Row]:

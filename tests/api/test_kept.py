@@ -20,6 +20,7 @@ from slipstream_jax.checkpoint.manifest import publish, read_manifest
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
 from tests.api import shop
+from tests.support.texts.mutations import flip
 from tests.support.watchdog import watchdog
 
 STEPS = 40
@@ -323,13 +324,11 @@ def test_a_flipped_bit_never_gives_an_older_model_unasked(tmp_path):
     paths, refused = [*tmp_path.iterdir()], 0
     for path in paths:
       data = path.read_bytes()
-      for at in [rng.randrange(8 * len(data)) for _ in range(3)]:
-        flipped = bytearray(data)
-        flipped[at // 8] ^= 1 << at % 8
-        path.write_bytes(flipped)
+      for _ in range(3):
+        flip(path, rng)
         one = trainer, tmp_path, states, path.name
         refused += assert_newest_or_refused(*one)
-      path.write_bytes(data)
+        path.write_bytes(data)
     assert refused > len(paths)
     assert trainer.restore(tmp_path) == newest
 

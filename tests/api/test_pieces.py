@@ -13,18 +13,16 @@ from tests.api import shop
 CUTS = (1, 7, 9, 12, 13, 30, 38)  # in the phases' midst, and at their edges
 
 
-def whole(placing='streamed', skip='none', steps=shop.STEPS):
-  with shop.trainer(placement=shop.PLACINGS[placing]) as trainer:
-    history = trainer.train(shop.source(), steps, skip=shop.SKIPS[skip])
-  assert np.isfinite(history.losses).all()
-  assert len(history.losses) == steps
-  return history, trainer
-
-
 @pytest.fixture(scope='module')
 def wholes():
-  """Of each way to skip, a run in one piece."""
-  return {name: whole(skip=name) for name in shop.SKIPS}
+  """Of each way to skip, a run in one piece: its history and its trainer."""
+  trained = {}
+  for name, skip in shop.SKIPS.items():
+    with shop.trainer() as trainer:
+      history = trainer.train(shop.source(), shop.STEPS, skip=skip)
+    assert np.isfinite(history.losses).all()
+    trained[name] = history, trainer
+  return trained
 
 
 # Each placement with two ways to skip, and each way with half the placements.
@@ -51,34 +49,6 @@ def test_placement_and_pieces_change_no_number(placing, skip, wholes):
   if skip != 'none':
     assert wanted.events
     assert (wanted.counters.examples_dropped > 0) == (skip != 'rows')
-
-
-@pytest.mark.parametrize('skip', shop.SKIPS)
-def test_what_happens_between_pieces_changes_no_number(skip, wholes, tmp_path):
-  """Closed, scored, looked at and saved in between."""
-  source = shop.source()
-  trainer = shop.trainer()
-  for number, steps in enumerate(np.diff([0, *CUTS, shop.STEPS]).tolist()):
-    trainer.train(source, steps, skip=shop.SKIPS[skip])
-    trainer.evaluate(shop.held_out(), max_batches=2)
-    trainer.predict(shop.held_out(None), max_batches=1)
-    trainer.rows('item')
-    trainer.save(tmp_path)
-    if number % 2:
-      trainer.close()
-      trainer.close()
-  trainer.close()
-  shop.assert_same(trainer, wholes[skip][1])
-
-
-@pytest.mark.parametrize(('prefetch', 'workers'), [(0, 4), (1, 1), (5, 3)])
-@pytest.mark.parametrize('skip', ['none', 'stale'])
-def test_what_is_prepared_ahead_changes_no_number(
-  prefetch, workers, skip, wholes
-):
-  with shop.trainer(prefetch=prefetch, workers=workers) as trainer:
-    trainer.train(shop.source(), shop.STEPS, skip=shop.SKIPS[skip])
-  shop.assert_same(trainer, wholes[skip][1])
 
 
 @pytest.mark.parametrize(

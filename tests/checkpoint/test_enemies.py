@@ -23,6 +23,7 @@ from tests.checkpoint.small import FullDisk
 from tests.checkpoint.test_saving import resumed, saving_to
 from tests.support.short_runs import start, unbroken
 from tests.support.small import assert_same_bits, everything
+from tests.support.texts.mutations import flip
 
 
 def steps_and_saves(folder, trainer, batches, saves, **how):
@@ -32,12 +33,6 @@ def steps_and_saves(folder, trainer, batches, saves, **how):
       checkpoints.save(trainer, batches.get_state())
       checkpoints.maintenance.wait()
       yield checkpoints
-
-
-def flip(path):
-  data = bytearray(path.read_bytes())
-  data[len(data) // 2] ^= 1
-  path.write_bytes(data)
 
 
 @pytest.mark.parametrize('damage', ['flipped', 'gone'])

@@ -20,6 +20,7 @@ from tests.support.runs import (
   smoke,
   snapshot,
 )
+from tests.support.texts.mutations import flip
 
 STEPS = {'train.steps': 100, 'eval.curve_steps': 0, 'skip.mode': 'off'}
 KEPT = {
@@ -41,12 +42,6 @@ def kept(tmp_path_factory):
 def run(kept, tmp_path):
   """A copy of it, to spoil."""
   return shutil.copytree(kept, tmp_path / 'run')
-
-
-def flip(path):
-  data = bytearray(path.read_bytes())
-  data[len(data) // 2] ^= 1
-  path.write_bytes(data)
 
 
 def test_a_list_says_what_is_whole(run):

@@ -20,7 +20,7 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import Table, tables_of, TableSet
 from slipstream_jax.training import metrics
-from slipstream_jax.training.evaluate import evaluate, predict
+from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.metrics import Predictions
 from slipstream_jax.training.trainer_parts import (
@@ -274,23 +274,6 @@ def test_evaluation_looks_at_batches_too():
 @functools.cache
 def untrained():
   return make_parts(small.recipe(), PLACEMENTS['resident'], small.DENSE)
-
-
-@pytest.mark.parametrize('batches', [0, -1, 1.5, '3'])
-def test_max_batches_is_looked_at(batches):
-  source = ColumnBatches(small.columns(64), 32, epochs=1)
-  said = '(?s)max_batches must be a whole number|parameter .max_batches'
-  with pytest.raises(Exception, match=said):  # by the type, where checked
-    evaluate(untrained(), source, batches)
-
-
-@pytest.mark.filterwarnings('error')
-def test_nothing_to_score_is_told():
-  source = ColumnBatches(small.columns(64), 32, epochs=1)
-  assert len(list(source)) == 2
-  assert not len(predict(untrained(), source).labels)
-  with pytest.raises(UserError, match='at least one scored example'):
-    evaluate(untrained(), source)
 
 
 @pytest.mark.parametrize('dtype', [np.uint8, np.uint32, np.uint64])

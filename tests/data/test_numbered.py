@@ -27,7 +27,6 @@ from slipstream_jax.synthetic.sequence_log import sequence_at
 from slipstream_jax.synthetic.spec import SequenceSpec, SyntheticSpec
 from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
 from slipstream_jax.tables import Feature, Table, TableSet
-from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.trainer_parts import make_parts
 from tests.support import small
 from tests.support.packed_folders import write_folder
@@ -136,22 +135,6 @@ def test_every_source_resumes_anywhere_and_knows_its_end(kinds, kind):
     endless.close()
     endless.close()
     assert endless.endless == said
-
-
-@functools.cache
-def untrained():
-  return make_parts(small.recipe(), PLACEMENTS['resident'], small.DENSE)
-
-
-@pytest.mark.parametrize('kind', ['columns', 'clicks'])
-def test_a_pass_over_an_endless_source_is_refused(kinds, kind):
-  source = kinds[kind](False)
-  with pytest.raises(UserError, match='a pass over a source must end'):
-    predict(untrained(), source)
-  with pytest.raises(UserError, match='a pass over a source must end'):
-    evaluate(untrained(), source)
-  assert evaluate(untrained(), source, max_batches=3).examples == 96
-  source.close()
 
 
 def of_columns(folder, data=0, **changes):

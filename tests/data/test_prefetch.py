@@ -29,7 +29,8 @@ def test_ahead_closed_early_stops_the_thread_and_closes_its_source():
     finally:
       closed.set()
 
-  items = ahead(endless())
+  source = endless()  # held here, or to drop it would close it, too
+  items = ahead(source)
   next(items)
   items.close()
   assert closed.is_set()
@@ -178,6 +179,28 @@ def test_after_an_error_nothing_comes():
       next(results)
     assert list(results) == []
     results.close()
+
+
+@pytest.mark.parametrize('workers', [3, 5])
+def test_what_comes_before_an_error_is_given_first(workers):
+  """Though the error was there before it."""
+  failed = threading.Event()
+
+  def function(item):
+    if item == 2:
+      failed.set()
+      raise Failure('of the function')
+    failed.wait(60)
+    return item
+
+  results = OrderedResults(itertools.count(), function, workers)
+  with watchdog():
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(Failure):
+      next(results)
+    for _ in range(2):
+      results.close()
+      assert next(results, None) is None
 
 
 @workers

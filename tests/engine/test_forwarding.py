@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.numbered import ColumnBatches
-from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.buffers import to_device, to_host
+from slipstream_jax.engine.group_rows import WriteBackQueue
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.placement.base import plan_with
+from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.trainer_parts import make_parts, planned
+from slipstream_jax.types import RowBlock
 from tests.support import small
 from tests.support.small import assert_same_bits, BATCH, everything
 
@@ -125,3 +129,31 @@ def test_copies_of_rows_that_stand_still_are_of_the_last_step():
   np.testing.assert_array_equal(kept.rows[used], table.rows[HOT.rows[used]])
   (expected,) = after_steps(steps=3)[0]
   np.testing.assert_array_equal(table.rows, expected.rows)
+
+
+def test_a_queue_settles_what_was_queued_but_for_the_last_step():
+  """And writes again what could not be written."""
+  table = RowBlock(np.zeros((9, 2), np.float32), ())
+  store = small.store_of(table)
+  queue, plans = WriteBackQueue(store), []
+  no_slots = np.full(3, -1)
+  for value, rows in enumerate(([1, 2, 3], [3, 4, 5]), 1):
+    found = unique_rows(np.array([rows]), 9)
+    plans.append(plan_with(found, no_slots))
+    block = RowBlock(np.full((3, 2), value, np.float32), ())
+    queue.stored(plans[-1], to_device(block))
+  written = []
+
+  def settled(**how):
+    queue.settle(**how)
+    written.append(table.rows[:, 0].tolist())
+
+  scatter, store.scatter = store.scatter, lambda *_: 1 / 0
+  with pytest.raises(ZeroDivisionError):
+    queue.settle(last=False)
+  store.scatter = scatter
+  settled(last=False)
+  assert queue.forwarded(plans[1], np.empty(0, np.int64)) is not None
+  settled(last=True)
+  assert written == [[0, 1, 1, 1, 0, 0, 0, 0, 0], [0, 1, 1, 2, 2, 2, 0, 0, 0]]
+  assert queue.forwarded(plans[1], np.empty(0, np.int64)) is None

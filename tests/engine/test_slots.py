@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from slipstream_jax.engine import apply
-from slipstream_jax.engine.buffers import handing_over, to_device
 from slipstream_jax.engine.device_rows import DeviceRows
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import bucket, PLACEMENTS, Plan
-from slipstream_jax.placement.base import NO_ROWS, plan_with
-from slipstream_jax.types import RowBlock, Unique
+from slipstream_jax.placement import bucket, Plan
+from slipstream_jax.placement.base import NO_ROWS
+from slipstream_jax.types import RowBlock
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -75,40 +74,3 @@ def test_a_row_elsewhere_is_refused(seed, rows, capacity):
     past = slots.copy()
     past[load[0]] = capacity + rng.integers(1 << 30)
     refuse(load[0], held, past)
-
-
-@given(SEEDS, st.integers(1, 60), st.sampled_from([0.0, 0.5, 1.0]))
-def test_lookups_and_hits_are_counted_one_by_one(seed, rows, absent):
-  rng = np.random.default_rng(seed)
-  slots = np.where(rng.random(rows) < absent, -1, np.arange(rows))
-  inverse = rng.integers(-1, rows, (7, 5)).astype(np.int32)
-  plan = plan_with(Unique(np.arange(rows), inverse), slots)
-  np.testing.assert_array_equal(plan.load, np.flatnonzero(slots < 0))
-  used = inverse[inverse >= 0]
-  assert plan.lookups == len(used)
-  assert plan.hits == sum(slots[place] >= 0 for place in used)
-
-
-@given(SEEDS, st.integers(1, 40))
-def test_pinned_slots_are_places_among_the_hot_rows(seed, num_hot):
-  rng = np.random.default_rng(seed)
-  hot = rng.integers(0, num_hot + 1, 30).astype(np.int32)
-  batch = Unique(np.arange(30), np.zeros((3, 2), np.int32), hot)
-  _, plan = PLACEMENTS['pinned'].plan(num_hot, [batch])
-  expected = np.where(hot < num_hot, hot, -1)
-  np.testing.assert_array_equal(plan.slots, expected)
-
-
-def test_slots_come_back_from_the_program_that_reads_by_them():
-  rng = np.random.default_rng(0)
-  values = rng.random((900, 4), np.float32)
-  block = to_device(RowBlock(values, ()))
-  for _ in range(5):
-    slots = slots_of(rng, 200, 900)
-    padded = apply.pad_slots(slots, 900)
-    with handing_over():
-      rows, handed = apply.gather_at(block, padded)
-    np.testing.assert_array_equal(np.asarray(handed), padded)
-    wanted = np.zeros((len(padded), 4), np.float32)
-    wanted[:200] = np.where(slots[:, None] < 0, 0, values[slots])
-    np.testing.assert_array_equal(np.asarray(rows.rows), wanted)

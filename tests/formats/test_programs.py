@@ -17,16 +17,18 @@ from slipstream_jax.formats.base import MISSING
 from slipstream_jax.packed import columns as packed
 from tests.formats.text_formats import FORMATS, SHARED
 from tests.support import programs
-from tests.support.runs import run_job, summary_of
+from tests.support.runs import (
+  assert_one_sentence,
+  changed,
+  run_job,
+  summary_of,
+)
 
 CRITEO = FORMATS['criteo']
 
 
 def config_of(module, variant='', **changes):
-  config = module.get_config(variant)
-  with config.unlocked():
-    config.update_from_flattened_dict(changes)
-  return config
+  return changed(module.get_config(variant), changes)
 
 
 def prepare(config, verify=False):
@@ -34,15 +36,8 @@ def prepare(config, verify=False):
   return cli.guarded(program.prepare_data, config, verify)
 
 
-def assert_one_sentence(said, *parts):
-  assert said.startswith('error: ')
-  assert said.count('\n') == 1
-  for part in parts:
-    assert part in said, said
-
-
 def test_made_text_is_like_the_stream_it_is_made_of(tmp_path):
-  make_text.write_text(tmp_path / 'made.txt', 3000, seed=4)
+  make_text.make(str(tmp_path / 'made.txt'), '3000', '4')
   data = (tmp_path / 'made.txt').read_bytes()
   rows = np.array([*CRITEO.slow_rows(data).values()])
   assert rows.shape == (3000, 40)
@@ -53,7 +48,7 @@ def test_made_text_is_like_the_stream_it_is_made_of(tmp_path):
   unique = [len(np.unique(column)) for column in rows[:, 14:].T]
   assert max(unique) > 500 > min(unique)
   with pytest.raises(UserError, match='at least one line, got 0'):
-    make_text.write_text(tmp_path / 'none.txt', 0)
+    make_text.make(str(tmp_path / 'none.txt'), '0')
 
 
 def test_prepare_prepares_refuses_and_verifies(tmp_path, capsys):
@@ -103,7 +98,7 @@ def test_prepare_names_what_is_not_set(tmp_path, capsys):
 
 def test_ctrl_c_leaves_what_the_same_command_continues(tmp_path):
   path, folder = tmp_path / 'some.txt', tmp_path / 'data'
-  make_text.write_text(path, 400_000)
+  make_text.make(str(path), '400000')
   command = [
     *(sys.executable, '-m', 'experiments.prepare'),
     *('--config=configs/criteo.py', f'--config.data.raw={path}'),

@@ -11,6 +11,7 @@ from experiments.common import datasets, errors
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import MISSING
 from slipstream_jax.formats.tfds import FeatureMap, text_ids, tfds_raw
+from tests.formats.test_raw_formats import read
 
 tfds = pytest.importorskip(
   'tensorflow_datasets', reason='tensorflow-datasets is not installed'
@@ -92,12 +93,6 @@ def data_dir(tmp_path_factory):
   )
   builder.download_and_prepare()
   return folder
-
-
-def read(raw):
-  chunks = [chunk for part in raw.parts for chunk, _ in part.chunks()]
-  fields = zip(*(chunk[:3] for chunk in chunks), strict=True)
-  return [np.concatenate(field) for field in fields]
 
 
 def slow_text_id(value: str) -> int:

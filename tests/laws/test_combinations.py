@@ -5,7 +5,7 @@ and goes on in another trainer: with another placement, another store, and
 names in another order. It ends with the bits of the life that trained the same
 examples in one piece, streamed from memory.
 
-FUZZ_EXAMPLES=5000 pytest -m slow tests/laws/test_combinations.py
+FUZZ_EXAMPLES=5000 pytest tests/laws/test_combinations.py
 """
 
 import functools
@@ -33,7 +33,7 @@ FITTED = {
   'user': slip.Vocabulary.fit(market.USERS, max_size=14),
   'item': slip.Vocabulary.fit(market.ITEMS, max_size=23),
 }
-MORE = int(os.environ.get('FUZZ_EXAMPLES', '300'))
+EXAMPLES = int(os.environ.get('FUZZ_EXAMPLES', '10'))
 
 
 class Model(nn.Module):
@@ -242,10 +242,21 @@ class Life:
     assert self.trainer.restore(folder) == steps
 
 
-def law(folder, world, place, pieces):
+PIECES = st.tuples(st.integers(1, 9), DEEDS, PLACES)
+
+
+@settings(
+  max_examples=EXAMPLES,
+  phases=[Phase.generate],
+  suppress_health_check=list(HealthCheck),
+)
+@given(WORLDS, PLACES, st.lists(PIECES, min_size=1, max_size=5))
+def test_a_life_in_pieces_is_the_life_in_one(
+  tmp_path_factory, world, place, pieces
+):
   with watchdog(busy_s=120):
     losses, leaves, words = in_one_piece(world)
-    life = Life(world, place, folder)
+    life = Life(world, place, tmp_path_factory.mktemp('life'))
     left = len(losses)
     for steps, deed, other in pieces:
       steps = min(steps, left - 1)
@@ -262,30 +273,6 @@ def law(folder, world, place, pieces):
   assert known == words
   for name, table in (known or {}).items():  # what was read ahead is forgotten
     assert life.words[name].ids(np.arange(len(table))).tolist() == table
-
-
-def lives(count):
-  """Draws as many lives."""
-  pieces = st.tuples(st.integers(1, 9), DEEDS, PLACES)
-  drawn = given(WORLDS, PLACES, st.lists(pieces, min_size=1, max_size=5))
-  checks = list(HealthCheck)
-  how = settings(
-    max_examples=count, phases=[Phase.generate], suppress_health_check=checks
-  )
-  return lambda test: how(drawn(test))
-
-
-@lives(10)
-def test_a_life_in_pieces_is_the_life_in_one(
-  tmp_path_factory, world, place, pieces
-):
-  law(tmp_path_factory.mktemp('life'), world, place, pieces)
-
-
-@pytest.mark.slow
-@lives(MORE)
-def test_many_more_lives(tmp_path_factory, world, place, pieces):
-  law(tmp_path_factory.mktemp('life'), world, place, pieces)
 
 
 @pytest.mark.parametrize('heads', MODELS)

@@ -87,15 +87,6 @@ def test_no_cache_changes_a_number(name, streamed):
   assert_same_bits(expected, found)
 
 
-def test_placement_changes_no_number_of_sequences():
-  columns = small.columns(BATCH * 20, length=small.STEPS)
-  assert (columns.lookups < 0).mean() > 0.2  # there is padding
-  are_the_same(
-    everything_after(name, 'adagrad', columns, 20, recipe=small.sequence_recipe)
-    for name in (*PLACEMENTS, 'look_ahead_100')
-  )
-
-
 def test_placement_changes_no_number_of_batch_normalization():
   columns = small.columns(BATCH * 20)
   are_the_same(

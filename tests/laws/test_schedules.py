@@ -3,7 +3,6 @@
 from unittest import mock
 
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -14,6 +13,8 @@ from slipstream_jax.engine.planner import Planner, Start
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.tables import tables_of
 from tests.support.schedule_bench import (
@@ -45,24 +46,9 @@ def _few_idle_batches():
     yield
 
 
-resumed = given(st.data(), all_streams(), st.sampled_from([1, 2, 7, 256]))
-
-
 @every_schedule
-@resumed
+@given(st.data(), all_streams(), st.sampled_from([1, 2, 7, 256]))
 def test_resuming_gives_what_was_to_come(name, data, stream, replay):
-  resumes(name, data, stream, replay)
-
-
-@pytest.mark.slow
-@every_schedule
-@hypothesis_settings(max_examples=3000)
-@resumed
-def test_resuming_in_many_cases(name, data, stream, replay):
-  resumes(name, data, stream, replay)
-
-
-def resumes(name, data, stream, replay):
   spec = data.draw(any_spec(name))
   with mock.patch.object(module, '_REPLAY', replay):
     whole = run(stream(), spec, keep=True, most=90)
@@ -70,6 +56,15 @@ def resumes(name, data, stream, replay):
     few = [i % len(whole.positions) for i in data.draw(some) if whole.positions]
     chosen = [whole.positions[i] for i in few] + whole.positions[-1:]
     assert_resumes(stream, spec, whole, chosen, most=90)
+
+
+def test_a_resumed_run_knows_that_rows_are_frozen():
+  """Rows that get another id meanwhile are thawed, and no others."""
+  batches = cut(examples(np.ones(160)), 4, fresh=True)
+  frozen = Skip(0.7, 'stale', 'rows', Phases(1, 2, 2, 20), min_touches=0)
+  with mock.patch.object(module, '_REPLAY', 3):
+    whole = run(Stream(batches, 2), frozen, keep=True)
+    assert_resumes(lambda: Stream(batches, 2), frozen, whole, whole.positions)
 
 
 @every_schedule
@@ -155,28 +150,11 @@ def test_asking_for_the_position_changes_nothing_and_closing_twice_is_no_error(
   assert source.closed == 2
 
 
-planned_ahead = given(
-  st.data(), all_streams(), st.integers(0, 6), st.integers(0, 5)
-)
-
-
 @every_schedule
-@planned_ahead
+@given(st.data(), all_streams(), st.integers(0, 6), st.integers(0, 5))
 def test_looking_ahead_changes_nothing_and_ends(
   name, data, stream, ahead, prefetch
 ):
-  looks_ahead(name, data, stream, ahead, prefetch)
-
-
-@pytest.mark.slow
-@every_schedule
-@hypothesis_settings(max_examples=3000)
-@planned_ahead
-def test_looking_ahead_in_many_cases(name, data, stream, ahead, prefetch):
-  looks_ahead(name, data, stream, ahead, prefetch)
-
-
-def looks_ahead(name, data, stream, ahead, prefetch):
   spec = data.draw(any_spec(name, ahead + 1))
   direct = run(stream(), spec, most=90)
   other = run(stream(), spec, most=90, ahead=ahead, prefetch=prefetch)

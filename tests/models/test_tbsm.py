@@ -80,11 +80,11 @@ def oracle(params, dense, embeddings, real, attention=True):
   found = []
   for step in range(STEPS):
     x = dense[step * per_step : (step + 1) * per_step].astype(float)
-    bottom, _ = mlp(layers(params['bottom']), x[None], True)
+    bottom = mlp(layers(params['bottom']), x[None], True)
     met = [bottom[0], *embeddings[:, step].astype(float)]
     dots = [met[i] @ met[j] for i in range(len(met)) for j in range(i)]
     joined = np.concatenate([bottom[0], dots])
-    vector = mlp(layers(params['top']), joined[None], True)[0][0]
+    vector = mlp(layers(params['top']), joined[None], True)[0]
     length = np.linalg.norm(vector)
     vector = vector / length if length > 1e-6 else vector * 1e6
     found.append(vector)
@@ -96,14 +96,14 @@ def oracle(params, dense, embeddings, real, attention=True):
       products[step] = (inner @ vector) @ (inner @ candidate)
   weights = products
   if attention:
-    out, _ = mlp(layers(params['attention']), products[None], False)
+    out = mlp(layers(params['attention']), products[None], False)
     weights = 1 / (1 + np.exp(-out[0]))
   context = np.zeros_like(candidate)
   for step, vector in enumerate(history):
     if real[:, step].any():
       context += weights[step] * vector
   both = np.concatenate([context, candidate])
-  return mlp(layers(params['final']), both[None], False)[0][0, 0]
+  return mlp(layers(params['final']), both[None], False)[0, 0]
 
 
 @pytest.mark.parametrize('per_step', [1, 2])

@@ -13,7 +13,12 @@ from slipstream_jax.packed.columns import MANIFEST
 from slipstream_jax.packed.dataset import packed_dataset
 from tests.support.packed_folders import prepared
 from tests.support.raw_example import fields, raw_of
-from tests.support.texts.mutations import check_sentence, mutated, overwrite
+from tests.support.texts.mutations import (
+  check_sentence,
+  mutated,
+  overwrite,
+  with_another_value,
+)
 from tests.support.watchdog import watchdog
 
 MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))  # see CONTRIBUTING.md
@@ -67,15 +72,6 @@ def test_mutated_manifests_are_refused_or_read_right(folder, share):
   assert grown < 200_000  # kB
 
 
-def places_of(tree, path=()):
-  """Every place in JSON but the whole."""
-  parts = tree.items() if isinstance(tree, dict) else ()
-  parts = enumerate(tree) if isinstance(tree, list) else parts
-  for key, value in parts:
-    yield (*path, key)
-    yield from places_of(value, (*path, key))
-
-
 @OLDER
 @pytest.mark.parametrize('each', [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_values_of_other_meaning_end_in_a_sentence(folder, each):
@@ -87,20 +83,11 @@ def test_values_of_other_meaning_end_in_a_sentence(folder, each):
   assert examples_of(folder)
   rng, tried = random.Random(1), 0
   with watchdog(busy_s=300):
-    for place in places_of(values):
-      for wrong in rng.sample(WRONG, each):
-        changed = json.loads(json.dumps(values))
-        parent = changed
-        for key in place[:-1]:
-          parent = parent[key]
-        if rng.random() < 0.2 and isinstance(parent, dict):
-          del parent[place[-1]]
-        else:
-          parent[place[-1]] = wrong
-        overwrite(path, json.dumps(changed).encode())
-        tried += 1
-        try:
-          examples_of(folder)
-        except UserError as error:
-          check_sentence(error)
+    for changed in with_another_value(values, WRONG, each, rng):
+      overwrite(path, json.dumps(changed).encode())
+      tried += 1
+      try:
+        examples_of(folder)
+      except UserError as error:
+        check_sentence(error)
   assert tried > 50 * each

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from configs import criteo, terabyte
+from configs import terabyte
 from experiments.common import build, datasets
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import MANIFEST, UNFINISHED
@@ -18,7 +18,7 @@ from tests.support.packed_folders import (
   write_columns,
   write_folder,
 )
-from tests.support.runs import lines_of, run_job, summary_of
+from tests.support.runs import lines_of, run_job, smoke, summary_of
 
 EXAMPLES, SPLIT = 500, 400
 
@@ -94,21 +94,16 @@ def test_counts_that_are_absent_or_of_another_table(tmp_path):
 
 
 def config_of(folder, **changes):
-  config = criteo.get_config('smoke')
-  with config.unlocked():
-    config.update_from_flattened_dict(
-      {
-        'data.path': str(folder),
-        'data.batch_size': 16,
-        'train.steps': 0,
-        'eval.curve_steps': 0,
-        'model.bottom': (16,),
-        'model.top': (16,),
-        'skip.mode': 'off',
-      }
-      | changes
-    )
-  return config
+  plain = {
+    'data.path': str(folder),
+    'data.batch_size': 16,
+    'train.steps': 0,
+    'eval.curve_steps': 0,
+    'model.bottom': (16,),
+    'model.top': (16,),
+    'skip.mode': 'off',
+  }
+  return smoke(**plain | changes)
 
 
 def test_a_run_on_a_folder(folder, tmp_path):

@@ -23,7 +23,7 @@ from tests.support.packed_folders import (
   write_folder,
 )
 from tests.support.raw_example import fields, raw_of
-from tests.support.texts.mutations import check_sentence
+from tests.support.texts.mutations import check_sentence, flip
 from tests.support.watchdog import watchdog
 
 EXAMPLES = 300
@@ -110,15 +110,6 @@ def test_a_flipped_label_byte_is_found_when_it_is_read(tmp_path, at, value):
   with pytest.raises(UserError, match=said):
     list(source)
   source.close()
-
-
-def flip(path, rng):
-  """Changes one bit of a file; returns the byte's place."""
-  data = bytearray(path.read_bytes())
-  at = rng.randrange(len(data))
-  data[at] ^= 1 << rng.randrange(8)
-  path.write_bytes(data)
-  return at
 
 
 def weighted_folder(folder):

@@ -1,6 +1,6 @@
 """What the link model says, by hand, and against clocks that run."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 import pytest
 
@@ -58,6 +58,7 @@ def graphs(ms, popular, workers):
   }
 
 
+@example(dict.fromkeys(PHASES, 0.0) | {'step': 4.0}, 1, 0.5)
 @given(ms=MS, workers=st.integers(1, 4), popular=st.floats(0, 1))
 def test_the_others_are_what_a_clock_shows(ms, workers, popular):
   batches = 200

@@ -95,7 +95,28 @@ def test_bytes_are_those_of_the_table(parsed, column):
   assert xdl['with dense'] == written(ratio, form, log=True)
   # FAE has failed: only the paper's own numbers are multiples of it.
   assert (xdl['paper, GB'], xdl["paper, times FAE's"]) == ('23.2', '1.55')
+  assert xdl['paper, per example'] == '51.6'  # 23.2 GB / 10 / 45 M examples
   assert "tables, times FAE's" not in xdl
+
+
+def test_seconds_to_an_auc_are_those_of_the_curves(parsed, folder):
+  curves = {}
+  with (folder / RESULTS).open(newline='') as file:
+    for line in csv.DictReader(file):
+      if (line['kind'], line['model']) == ('curve', 'rm2'):
+        point = float(line['seconds']), float(line['auc'])
+        curves.setdefault((line['system'], line['skip']), []).append(point)
+  goal = min(max(auc for _, auc in curve) for curve in curves.values())
+  for key, title in {
+    ('xdl', 'off'): 'XDL',
+    ('plain', 'off'): 'streamed',
+  }.items():
+    seconds, aucs = np.array(curves[key]).T
+    at = np.argmax(aucs >= goal)
+    near = slice(at - 1, at + 1)
+    expected = np.interp(goal, aucs[near], seconds[near])
+    row = parsed.frame('RM2', 'Time')[title]
+    assert row[f'seconds to AUC {goal:.4f}'] == f'{expected:.2f}'
 
 
 def test_quality_and_its_intervals_are_those_of_the_table(parsed, column):

@@ -1,5 +1,6 @@
 """The grid is whole and in alternation; a stopped one continues."""
 
+import functools
 import itertools
 import signal
 
@@ -10,10 +11,9 @@ import pytest
 
 from configs import criteo
 from experiments.common import cli
-from experiments.reproduce import grid, job, models, runs
+from experiments.reproduce import job, models, runs
 from experiments.reproduce.bags import bags_at, BagSpec
 from experiments.reproduce.cases import Asked
-from experiments.reproduce.grid import jobs_of
 from experiments.reproduce.models import Part
 from experiments.reproduce.results import KINDS, RESULTS, Results
 from slipstream_jax.errors import UserError
@@ -38,7 +38,7 @@ ASKED = Asked(('rm2',), 'laptop', None, 2, 0.3)
   st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True),
 )
 def test_the_grid_is_whole_and_in_alternation(names, seeds):
-  jobs = jobs_of(names, seeds)
+  jobs = job.jobs_of(names, seeds)
   assert len(set(jobs)) == len(jobs)
   wanted = {*names} | ({'rm2_l20'} if 'rm2' in names else set())
   assert {job.model for job in jobs} == wanted
@@ -100,7 +100,7 @@ def test_all_systems_share_all_but_what_makes_them(name, scale):
   begins = skip.warm_up_batches + skip.window_batches + skip.settle_batches
   assert 0.2 < begins / steps < 0.35
   assert skip.period_batches == 0
-  pairs = [*((s, 'off') for s in grid.ALONE), *grid.SKIPPING]
+  pairs = [*((s, 'off') for s in job.ALONE), *job.SKIPPING]
   for pair in pairs:
     other = models.configured(config, *pair)
     for section in ('data', 'model', 'optimizer', 'hot', 'train', 'eval'):
@@ -127,16 +127,17 @@ def small():
     spec = proxy.spec._replace(rows=(300, 24, 4000, 50, 900))
     proxy = proxy._replace(spec=spec, profile_examples=8192)
     patched.setitem(PROXIES, 'kaggle', proxy)
-    patched.setattr(grid, 'ALONE', ('cached', 'pinned'))
-    patched.setattr(grid, 'SKIPPING', (('pinned', 'ours'),))
-    patched.setattr(grid, 'TARGETS', (0.3,))
-    patched.setattr(grid, 'VARIANTS', ('none', 'hot'))
-    patched.setattr(grid, 'WITH', {})
+    patched.setattr(job, 'ALONE', ('cached', 'pinned'))
+    patched.setattr(job, 'SKIPPING', (('pinned', 'ours'),))
+    patched.setattr(job, 'TARGETS', (0.3,))
+    patched.setattr(job, 'VARIANTS', ('none', 'hot'))
+    patched.setattr(job, 'WITH', {})
     yield
 
 
 def reproduce(folder, asked=ASKED):
-  return cli.guarded(job.reproduce, asked, folder, 'AGAIN')
+  call = functools.partial(job.reproduce, str(folder), **asked._asdict())
+  return cli.guarded(call)
 
 
 def untimed(folder):
@@ -216,7 +217,7 @@ def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
   words = capsys.readouterr().err
   assert '5 of 13 runs are finished' in words
   assert Results(tmp_path).setting['minutes'] > minutes[0]
-  assert 'AGAIN' in words
+  assert f'this continues: {cli.again()}' in words
   assert 'report.html' in {path.name for path in tmp_path.iterdir()}
   again = []
 
@@ -226,7 +227,7 @@ def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
 
   monkeypatch.setattr(job, 'rows_of', counting)
   assert reproduce(tmp_path) == 0
-  assert started[:-1] + again == jobs_of(['rm2'], range(2))
+  assert started[:-1] + again == job.jobs_of(['rm2'], range(2))
   assert untimed(tmp_path) == untimed(whole)
   assert phases(tmp_path) == phases(whole)
 

@@ -1,15 +1,11 @@
 """Slipstream on streams whose examples change while it skips."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 
-from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from tests.support.schedule_bench import cut, examples, run, Stream
-from tests.support.schedule_draws import assert_resumes
 
 SIZE, BATCHES = 64, 320
 ONCE = Phases(2, 0, 4, 0)
@@ -74,23 +70,6 @@ def test_hot_rows_are_counted_again_each_period():
   assert dropped(done, 200, 300) == pytest.approx(0.5, abs=0.02)
   never = run(Stream(batches, 1), settings._replace(refit=0), most=BATCHES)
   assert dropped(never, 200, 300) < 0.35
-
-
-@pytest.mark.parametrize('refill', [True, False])
-def test_resuming_while_fewer_are_hot(refill):
-  batches = cooling(0.1, 0.8, 60)
-  settings = Skip(
-    0.4,
-    'surprise',
-    phases=Phases(2, 3, 3, 17),
-    refit=4,
-    refill=refill,
-    until=52,
-  )
-  with mock.patch.object(module, '_REPLAY', 3):
-    whole = run(Stream(batches, 1), settings, keep=True)
-    some = whole.positions[::4]
-    assert_resumes(lambda: Stream(batches, 1), settings, whole, some)
 
 
 def test_drop_of_hot_is_a_share_of_the_hot_ones():

@@ -1,19 +1,15 @@
 """Training that skips: what is skipped, and what that leaves untouched."""
 
-import contextlib
 import functools
 import itertools
-from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.schedules import slipstream as schedule
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
@@ -101,21 +97,6 @@ def test_placement_changes_no_number_while_skipping(how):
   for other, its_records in others:
     assert [r.loss for r in records] == [r.loss for r in its_records]
     assert_same_bits(everything(first), everything(other))
-
-
-@pytest.mark.parametrize(
-  'how',
-  [
-    {'policy': 'stale'},
-    {'policy': 'surprise_offset'},
-    {'policy': 'random_weighted', 'refit': 3, 'refill': False},
-    {'mode': 'rows'},
-  ],
-)
-def test_prefetch_depth_changes_no_number_while_skipping(how):
-  runs = [run(depth=depth, **how) for depth in (0, 1, 8)]
-  for trainer, _ in runs[1:]:
-    assert_same_bits(everything(runs[0][0]), everything(trainer))
 
 
 @functools.cache
@@ -242,29 +223,6 @@ def test_stale_rows_are_not_moved():
   assert seen > 100
 
 
-@pytest.mark.parametrize(
-  ('policy', 'at'),
-  [('surprise', 7), ('surprise_offset', 20), ('stale_revisit', 27)],
-)
-def test_a_run_resumes_with_the_same_bits_and_counts(policy, at, tmp_path):
-  how = {'policy': policy, 'drop': 0.4, 'batches': 40}
-  with mock.patch.object(schedule, '_REPLAY', 5):
-    whole, _ = run(**how)
-    halfway, batches = start(**how)
-    with batches, contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-      list(train(halfway, batches, at))
-      checkpoints.save(halfway, batches.get_state())
-      list(train(halfway, batches, 3))  # lost with the crash
-    resumed, batches = start(**how)
-    with batches, contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-      position = checkpoints.restore(resumed)
-      batches.set_state(position.schedule_state)
-      list(train(resumed, batches, 10_000))
-  assert position.step == at
-  assert_same_bits(everything(whole), everything(resumed))
-  assert resumed.engine.counters == whole.engine.counters
-
-
 def test_padded_remainders_end_and_look_ahead_changes_no_number():
   """65 examples in batches of 16: of 5 batches one brings a single example."""
   columns = small.columns(65)
@@ -291,14 +249,6 @@ def test_an_alpha_beyond_the_lookups_surfaces_at_once(alpha):
   _, batches = start(alpha=alpha)
   named = pytest.raises(UserError, match=r'alpha must be in \[1, [14]\]')
   with batches, named:
-    next(batches)
-
-
-def test_a_batch_that_does_not_fit_is_told_before_it_is_looked_at():
-  columns = COLUMNS._replace(lookups=COLUMNS.lookups[:, :3])
-  source = ColumnBatches(columns, 64)
-  _, batches = start(source=source, policy='surprise', depth=0)
-  with batches, pytest.raises(UserError, match='lookups of a batch of 64'):
     next(batches)
 
 

@@ -12,7 +12,6 @@ from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
-from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.fae import Rate
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
@@ -77,14 +76,6 @@ def test_an_offset_of_0_changes_no_bit():
   other, others = trained(zeros)
   assert losses == others
   assert_same_bits(everything(plain), everything(other))
-
-
-@pytest.mark.parametrize('name', PLACEMENTS)
-def test_placement_changes_no_number_of_offsets(name):
-  first, losses = trained(some)
-  other, others = trained(some, where=name)
-  assert losses == others
-  assert_same_bits(everything(first), everything(other))
 
 
 def test_an_offset_is_part_of_the_model_while_it_is_trained():

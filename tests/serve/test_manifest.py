@@ -12,7 +12,7 @@ from slip_serve import ServeError
 from slip_serve.layout import _checksum, MANIFEST, read_layout, text_of
 from tests.serve import exported
 from tests.support import small
-from tests.support.texts.mutations import mutated, overwrite
+from tests.support.texts.mutations import mutated, overwrite, with_another_value
 
 MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))  # see CONTRIBUTING.md
 
@@ -44,15 +44,6 @@ def test_mutated_manifests_are_refused_or_read_right(folder):
   assert grown < 200_000  # kB
 
 
-def values_of(tree, path=()):
-  """Every place in JSON."""
-  yield path
-  parts = tree.items() if isinstance(tree, dict) else ()
-  parts = enumerate(tree) if isinstance(tree, list) else parts
-  for key, value in parts:
-    yield from values_of(value, (*path, key))
-
-
 WRONG = (None, -1, 2**70, 1.5, True, '', '../x', [], {}, [[]], 'x' * 300)
 
 
@@ -63,25 +54,14 @@ def test_values_of_other_meaning_are_refused_though_the_checksum_fits(folder):
   values = json.loads(text)
   rng, tried = random.Random(1), 0
   try:
-    for place in values_of(values):
-      for wrong in rng.sample(WRONG, 4):
-        changed = json.loads(text)
-        if not place:
-          continue
-        parent = changed
-        for key in place[:-1]:
-          parent = parent[key]
-        if rng.random() < 0.2 and isinstance(parent, dict):
-          del parent[place[-1]]
-        else:
-          parent[place[-1]] = wrong
-        for key in 'version', 'checksum':
-          changed.pop(key, None)
-        changed = {'version': 1, **changed, 'checksum': _checksum(changed)}
-        path.write_text(json.dumps(changed))
-        tried += 1
-        with contextlib.suppress(ServeError):
-          read_layout(folder)
+    for changed in with_another_value(values, WRONG, 4, rng):
+      for key in 'version', 'checksum':
+        changed.pop(key, None)
+      changed = {'version': 1, **changed, 'checksum': _checksum(changed)}
+      path.write_text(json.dumps(changed))
+      tried += 1
+      with contextlib.suppress(ServeError):
+        read_layout(folder)
   finally:
     path.write_bytes(text)
   assert tried > 300

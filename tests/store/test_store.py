@@ -10,14 +10,10 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.store import host_table
 from slipstream_jax.tables import (
   Constant,
-  offsets,
-  row_dtype,
   Table,
   tables_of,
   TableSet,
 )
-from slipstream_jax.types import RowBlock
-from tests.support import small
 
 ids = st.integers(-1, 2**40)
 shapes = hnp.array_shapes(min_dims=2, max_dims=3, max_side=12)
@@ -44,61 +40,6 @@ def test_unique_of_ids_that_collide():
   # Multiples of a large power of two share the low bits of a weak hash.
   lookups = (np.arange(5000, dtype=np.int64) << 32).reshape(-1, 10)
   assert len(host_table.unique_rows(lookups, 2**62).rows) == 5000
-
-
-@given(
-  data=st.data(),
-  rows=st.integers(1, 30),
-  leaf_shape=st.sampled_from([(), (3,), (2, 2)]),
-)
-def test_gather_and_scatter_equal_fancy_indexing(data, rows, leaf_shape):
-  rng = np.random.default_rng(0)
-  table = RowBlock(
-    rng.normal(size=(rows, 4)).astype(np.float32),
-    (rng.integers(0, 9, (rows, *leaf_shape), np.int32),),
-  )
-  picked = np.array(
-    data.draw(st.lists(st.integers(0, rows - 1), unique=True)), np.int64
-  )
-  size = len(picked) + data.draw(st.integers(0, 5))
-  store = small.store_of(table)
-  block = store.gather(picked, size)
-  for leaf, out in zip(
-    (table.rows, *table.state), (block.rows, *block.state), strict=True
-  ):
-    np.testing.assert_array_equal(out[: len(picked)], leaf[picked])
-    assert not out[len(picked) :].any()
-    assert out.dtype == leaf.dtype
-  expected = table.rows.copy()
-  expected[picked] = block.rows[: len(picked)] + 1
-  store.scatter(picked, RowBlock(block.rows + 1, block.state))
-  np.testing.assert_array_equal(table.rows, expected)
-
-
-@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=30))
-def test_offsets_number_every_row_once(rows):
-  starts = offsets(rows)
-  assert starts[0] == 0
-  assert starts[-1] == sum(rows)
-  assert np.diff(starts).tolist() == rows
-  assert row_dtype(sum(rows)) is (np.int32 if sum(rows) < 2**31 else np.int64)
-
-
-@given(
-  rows=st.lists(st.integers(1, 50), min_size=1, max_size=6),
-  length=st.sampled_from([None, 3]),
-  seed=st.integers(0, 99),
-)
-def test_lookups_find_their_table(rows, length, seed):
-  tables = tables_of({f't{i}': r for i, r in enumerate(rows)}, dim=2)
-  rng = np.random.default_rng(seed)
-  shape = (7, len(rows)) + ((length,) if length else ())
-  limits = np.reshape(rows, (1, -1) + (1,) * (len(shape) - 2))
-  local = rng.integers(-1, np.broadcast_to(limits, shape))
-  found = tables.lookups(local)
-  for at in np.ndindex(shape):
-    expected = -1 if local[at] < 0 else sum(rows[: at[1]]) + local[at]
-    assert found[at] == expected
 
 
 @pytest.mark.parametrize(

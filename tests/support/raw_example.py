@@ -53,7 +53,7 @@ def raw_of(whole, parts=(1.0,), fail_at=None, settings=None):
       stop = min(end, start + CHUNK)
       read[0] += 1
       if read[0] == fail_at:
-        raise _Failure(fail_at)
+        raise Failure(fail_at)
       labels, dense, ids = (field[start:stop] for field in whole[:3])
       yield Chunk(labels, dense, ids.reshape(len(ids), -1)), stop - first
 
@@ -73,8 +73,5 @@ def raw_of(whole, parts=(1.0,), fail_at=None, settings=None):
   )
 
 
-class _Failure(Exception):
+class Failure(Exception):
   """What a reader may raise."""
-
-
-Failure = _Failure

@@ -1,12 +1,9 @@
 """Runs of the main job in this process, and what is in their folders."""
 
-import contextlib
 import io
 import json
 import pathlib
 
-from absl import flags
-from absl.testing import flagsaver
 import numpy as np
 import pytest
 
@@ -31,14 +28,6 @@ def changed(config, changes):
   with config.unlocked():
     config.update_from_flattened_dict(changes)
   return config
-
-
-@contextlib.contextmanager
-def in_folder(workdir):
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['tests'])
-  with flagsaver.flagsaver(workdir=str(workdir)):
-    yield
 
 
 def run_job(workdir, config):

@@ -7,13 +7,7 @@ import pytest
 
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.draws import holder, REACH
-from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.synthetic.spec import SyntheticSpec
-from slipstream_jax.synthetic.stream import TEST_START
-from tests.synthetic.test_proxies import examples_of
-
-DRIFT = 20_000
-ITEM = 1  # the field of a shop log
 
 
 @settings(max_examples=40)
@@ -50,45 +44,6 @@ def test_half_of_the_ranks_change_hands_and_smoothly():
     assert (held(time) != ranks).mean() == pytest.approx(share, abs=0.03)
 
 
-def share_of(hot, lookups):
-  return np.isin(lookups, hot).mean()
-
-
-@pytest.mark.parametrize(
-  ('name', 'field', 'rows'),
-  [
-    ('kaggle', 2, PROXIES['kaggle'].spec.rows),
-    ('avazu', 9, PROXIES['avazu'].spec.rows),
-    ('taobao', ITEM, (3000, 8000, 20)),  # of 4 M items none is met often
-  ],
-)
-def test_what_was_hot_cools_down(name, field, rows):
-  def lookups_at(time, drift):
-    examples = examples_of(
-      name, TEST_START + time, DRIFT, drift_examples=drift, rows=rows
-    )
-    return examples.columns.lookups[:, field].ravel()
-
-  # A drift that has hardly begun: the first examples are those without drift.
-  slow = lookups_at(0, (1 << 32) - 1)
-  assert (slow == lookups_at(0, 0)).mean() > 0.99
-  seen, counts = np.unique(slow, return_counts=True)
-  counts[seen < 0] = 0  # padding
-  hot = seen[np.argsort(-counts, kind='stable')[:300]]
-  still = share_of(hot, lookups_at(8 * DRIFT, 0))
-  begun = share_of(hot, lookups_at(0, 10 * DRIFT))
-  cooled = share_of(hot, lookups_at(80 * DRIFT, DRIFT))
-  # Chosen by their counts in one sample, they have fewer in any other.
-  assert still > 0.7 * share_of(hot, slow)
-  assert begun > 0.85 * still
-  assert cooled < 0.8 * still
-  # One by one: many are as good as gone.
-  later = lookups_at(80 * DRIFT, DRIFT)
-  before = np.array([(slow == row).mean() for row in hot[:100]])
-  after = np.array([(later == row).mean() for row in hot[:100]])
-  assert 0.25 < (after < 0.25 * before).mean() < 0.65
-
-
 def test_effects_stay_with_the_row():
   spec = SyntheticSpec(
     rows=(500,), dense_features=1, signal=(0, 1, 0), drift_examples=1000
@@ -101,14 +56,3 @@ def test_effects_stay_with_the_row():
       assert chance.setdefault(row, p) == p
   seen = [set(np.unique(part.columns.lookups)) for part in (early, late)]
   assert len(seen[0] & seen[1]) > 20
-
-
-def test_base_rate_holds_while_popularity_drifts():
-  rates = []
-  for epoch in range(8):
-    part = examples_of(
-      'kaggle', TEST_START + epoch * 10**6, 1 << 14, drift_examples=10**6
-    )
-    rates.append(part.probabilities.mean())
-  assert np.ptp(rates) > 1e-3  # else nothing drifted
-  assert np.mean(rates) == pytest.approx(0.25, abs=0.03)

@@ -52,25 +52,3 @@ def test_the_past_predicts_the_click(shop):
   assert roc_auc_score(labels, foreign) == pytest.approx(0.5, abs=0.01)
   # The candidate alone tells nothing.
   assert roc_auc_score(labels, items[:, -1]) == pytest.approx(0.5, abs=0.02)
-
-
-def test_users_come_back_to_items(shop):
-  full = shop.columns.lookups[:, ITEM, :20]
-  full = np.sort(full[(full >= 0).all(axis=1)], axis=1)
-  unique = 1 + (np.diff(full, axis=1) > 0).sum(axis=1)
-  assert 12 < unique.mean() < 18
-
-
-def test_a_user_keeps_interests_from_example_to_example(shop):
-  users = shop.columns.lookups[:, USER, -1]
-  categories = shop.columns.lookups[:, CATEGORY, :20]
-  order = np.argsort(users, kind='stable')
-  same = np.flatnonzero(np.diff(users[order]) == 0)[:2000]
-  first, second = categories[order[same]], categories[order[same + 1]]
-
-  def overlap(mine, theirs):
-    met = (mine[:, :, None] == theirs[:, None]) & (mine[:, :, None] >= 0)
-    return met.any(axis=2).sum() / (mine >= 0).sum()
-
-  assert overlap(first, second) > 0.8
-  assert overlap(first, np.roll(second, 7, axis=0)) < 0.3

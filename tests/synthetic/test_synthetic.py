@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.synthetic.clicks import examples_at
@@ -60,16 +59,6 @@ def test_dense_features_are_logs_of_counts(kaggle):
   assert 0.3 < (dense[:, 0] == 0).mean() < 0.9
 
 
-def test_access_curve_is_straight_on_log_log(kaggle):
-  counts = np.bincount(kaggle.columns.lookups.ravel())
-  counts = np.sort(counts)[::-1]
-  ranks = np.unique(np.geomspace(10, 100_000, 60).astype(int))
-  x, y = np.log(ranks), np.log(counts[ranks - 1])
-  slope, _ = np.polyfit(x, y, 1)
-  assert -1.3 < slope < -0.9  # 80,000 real lines: -1.1
-  assert np.corrcoef(x, y)[0, 1] ** 2 > 0.98
-
-
 def test_80000_examples_have_as_many_ids_as_real_lines(kaggle):
   _, counts = np.unique(kaggle.columns.lookups[:80_000], return_counts=True)
   top = np.sort(counts)[-len(counts) // 100 :]
@@ -89,21 +78,6 @@ def test_most_examples_touch_only_hot_rows(kaggle):
   assert seen.sum() < HOT_ROWS
   hot = seen[kaggle.columns.lookups].all(axis=1).mean()
   assert 0.68 < hot < 0.76  # FAE: 75.8 % of the examples are hot
-
-
-def test_fields_of_an_item_come_together(kaggle):
-  lookups = kaggle.columns.lookups
-  items, users = [2, 5, 8, 11, 14], [0, 3, 6, 9, 12]
-  order = np.argsort(lookups[:, 2], kind='stable')
-  same = np.diff(lookups[order, 2]) == 0
-  # Rare items only: the popular ones agree by chance.
-  same &= lookups[order[1:], 2] > lookups[:, 2].min() + 1000
-
-  def agreement(field):
-    return (np.diff(lookups[order, field]) == 0)[same].mean()
-
-  assert min(map(agreement, items)) > 0.9
-  assert max(map(agreement, users)) < 0.3
 
 
 def test_base_rate_and_bayes_auc_hold_for_every_seed():
@@ -144,27 +118,3 @@ def test_the_teacher_depends_on_its_own_seed_only():
   assert np.ptp(same[0]) > 0.1
   assert np.corrcoef(*same)[0, 1] > 0.95
   assert np.corrcoef(same[0], other)[0, 1] < 0.7
-
-
-def log_odds(columns, known):
-  """Smoothed log odds of each row in `known`, as features of `columns`."""
-  rows = sum(KAGGLE_ROWS)
-  lookups = known.lookups.ravel()
-  clicks = np.repeat(known.labels, known.lookups.shape[1])
-  shown = np.bincount(lookups, minlength=rows) + 40.0
-  clicked = np.bincount(lookups, clicks, minlength=rows) + 10.0
-  odds = np.log(clicked) - np.log(shown - clicked)
-  return np.concatenate([columns.dense, odds[columns.lookups]], axis=1)
-
-
-@pytest.mark.slow
-def test_rows_and_dense_features_can_be_learned(kaggle):
-  known = kaggle.columns.take(slice(0, 1 << 17))
-  train = kaggle.columns.take(slice(1 << 17, 1 << 18))
-  test = examples_at(KAGGLE, TEST_START + np.arange(1 << 16))
-  model = LogisticRegression(solver='newton-cholesky')
-  model.fit(log_odds(train, known), train.labels)
-  scores = model.decision_function(log_odds(test.columns, known))
-  found = roc_auc_score(test.columns.labels, scores)
-  best = bayes_auc(test.probabilities)
-  assert 0.6 < (found - 0.5) / (best - 0.5) < 0.95

@@ -24,7 +24,7 @@ from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer_parts import make_parts, planned
-from slipstream_jax.transforms.rowwise import adagrad, rowwise_adagrad
+from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from tests.support import by_hand, small
 from tests.support.programs import finished
 
@@ -129,24 +129,6 @@ def test_the_loss_reaches_both_chains():
   assert len(per_group) == 2
   for leaves in per_group:
     assert any(np.array_equal(leaf, scales[0]) for leaf in leaves)
-
-
-def test_each_group_has_the_chain_of_its_tables():
-  """A group's update is that of a lone set of its tables, to the bit."""
-  own = adagrad(0.3)
-  tables = TableSet(
-    {'a': Table(30, 4), 'b': Table(20, 6, optimizer=own)}, FEATURES
-  )
-  recipe = recipe_of(tables=tables)
-  assert [len(s) for s in compiled_of(recipe).untrained_row_state] == [1, 1]
-  shapes = [s[0].shape for s in compiled_of(recipe).untrained_row_state]
-  assert shapes == [(), (6,)]
-  assert compiled_of(recipe).row_bytes == (4 * 4 + 4, 2 * 4 * 6)
-  ends = [trained(r, BATCHES[:1])[1] for r in (recipe, recipe_of())]
-  alone = trained(recipe_of(row_optimizer=own), BATCHES[:1])[1]
-  mixed, plain, alone = jax.device_get((*ends, alone))
-  small.assert_same_bits(mixed[0], plain[0])
-  small.assert_same_bits(mixed[1], alone[1])
 
 
 def copying_rows():

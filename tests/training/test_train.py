@@ -1,6 +1,5 @@
 """Resumed runs, compilations, and the errors of the loop."""
 
-import contextlib
 import itertools
 
 import numpy as np
@@ -8,7 +7,6 @@ import optax
 import pytest
 
 from experiments.common.meter import compiled
-from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
@@ -23,37 +21,6 @@ def trainer_of(name, optimizer='lazy_adam', seed=0, **changes):
   recipe = small.recipe(optimizer)._replace(**changes)
   hot = small.hot(small.columns(2000))
   return make_parts(recipe, PLACEMENTS[name], small.DENSE, seed, hot)
-
-
-def test_resumed_training_has_the_bits_of_uninterrupted(tmp_path):
-  """With statistics of batches, and Adam's counts of steps."""
-  columns = small.columns(64 * 9)
-  model = small.recipe(normalization='batch').model
-
-  def start():
-    trainer = trainer_of('pinned', model=model)
-    source = ColumnBatches(columns, 64, shuffle_seed=2)
-    return trainer, planned(trainer, source)
-
-  whole, batches = start()
-  with batches:
-    list(train(whole, batches, 30))
-  with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-    halfway, batches = start()
-    with batches:
-      list(train(halfway, batches, 13))
-      checkpoints.save(halfway, batches.get_state())
-      list(train(halfway, batches, 5))  # lost with the crash
-    resumed, batches = start()
-    position = checkpoints.restore(resumed)
-  assert position.step == 13
-  assert position.counters.examples_trained == 13 * 64
-  with batches:
-    batches.set_state(position.schedule_state)
-    records = list(train(resumed, batches, 17))
-  assert [r.step for r in records] == list(range(14, 31))
-  assert_same_bits(everything(whole), everything(resumed))
-  assert resumed.engine.counters == whole.engine.counters
 
 
 @pytest.mark.parametrize('name', PLACEMENTS)

@@ -14,9 +14,7 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import stochastic_round
-from tests.laws.test_placements import everything_after
 from tests.support import small
-from tests.support.small import assert_same_bits, BATCH
 
 HALVES = {'bfloat16': ml_dtypes.bfloat16, 'float16': np.float16}
 halves = pytest.mark.parametrize('dtype', HALVES)
@@ -77,22 +75,6 @@ def test_overflow_and_nan_stay_to_be_seen():
 
 
 @pytest.mark.parametrize(
-  ('optimizer', 'dtype'),
-  [('rowwise_adagrad', 'bfloat16'), ('lazy_adam', 'float16')],
-)
-def test_placement_changes_no_number_of_half_precision(optimizer, dtype):
-  columns = small.columns(BATCH * 20)
-  names = [*PLACEMENTS, 'look_ahead_100', 'lru_20']
-  first, *others = (
-    everything_after(name, optimizer, columns, table_dtype=dtype)
-    for name in names
-  )
-  assert first[0][0].rows.dtype == HALVES[dtype]
-  for other in others:
-    assert_same_bits(first, other)
-
-
-@pytest.mark.parametrize(
   ('dtype', 'rate'), [('bfloat16', 0.1), ('float16', 0.02)]
 )
 def test_small_updates_add_up(dtype, rate):
@@ -115,18 +97,6 @@ def test_small_updates_add_up(dtype, rate):
   assert step < spacing / 4  # rounded to nearest, nothing would ever move
   assert np.corrcoef(exact.ravel(), half.ravel())[0, 1] > 0.95
   np.testing.assert_allclose(half_losses, losses, atol=5e-3)
-
-
-def test_half_precision_halves_what_a_row_weighs():
-  full, half = (
-    make_parts(
-      small.recipe('sgd', table_dtype=dtype),
-      PLACEMENTS['streamed'],
-      small.DENSE,
-    ).engine.row_bytes[0]
-    for dtype in ('float32', 'float16')
-  )
-  assert (full, half) == (8 * 4, 8 * 2)
 
 
 def examples(seed=0):

@@ -57,40 +57,6 @@ def test_adagrad_grows_as_if_the_example_had_come_that_often(weight):
   np.testing.assert_allclose(second, expected, rtol=1e-5)
 
 
-def test_the_mean_move_is_nearer_to_that_of_all_examples():
-  """Thinning with weights, with and without: which is like not thinning?"""
-  rng = np.random.default_rng(0)
-  keep, aware = 0.25, weight_aware(ROW_OPTIMIZERS['adagrad'](0.1))
-  rows = jnp.asarray(jax.device_put(ROWS))
-
-  @jax.jit
-  def moved(gradients, weight):
-    """The sum of all updates. A gradient of zeros is that of no example."""
-
-    def step(state, gradient):
-      kept = jnp.any(gradient != 0)
-      update, new = aware.update(gradient, state, rows, example_weight=weight)
-      state = jax.tree.map(lambda a, b: jnp.where(kept, a, b), new, state)
-      return state, jnp.where(kept, update, 0.0)
-
-    return jax.lax.scan(step, aware.init(rows), gradients)[1].sum(0).mean()
-
-  ends = {'plain': [], 'aware': [], 'all': []}
-  for _ in range(30):
-    gradients = np.sign(rng.normal(0.5, 1, (40, 1, 1))) * np.ones((40, 3, 4))
-    thinned = gradients * (rng.random((40, 1, 1)) < keep) / keep
-    for name, (steps, weight) in {
-      'plain': (thinned, 1),
-      'aware': (thinned, 1 / keep),
-      'all': (gradients, 1),
-    }.items():
-      given = steps.astype(np.float32), np.float32(weight)
-      ends[name].append(float(jax.device_get(moved(*jax.device_put(given)))))
-  mean = {name: np.mean(values) for name, values in ends.items()}
-  off = {name: abs(mean[name] - mean['all']) for name in ('plain', 'aware')}
-  assert off['aware'] < 0.5 * off['plain']
-
-
 @given(
   lookups=hnp.arrays(
     np.int64,

@@ -27,6 +27,7 @@ from slipstream_jax.training.evaluate import predict
 from tests.support.programs import finished
 from tests.support.runs import run_job, smoke, snapshot, summary_of
 from tests.support.texts import criteo as texts
+from tests.support.texts.mutations import flip
 
 LINES = texts.lines(2000)
 SHARE = 300 / 2000
@@ -99,10 +100,8 @@ def test_no_program_takes_an_older_checkpoint_unasked(made_of, tmp_path):
   own = [name for name, *_ in files if '-000000000015-' in name]
   for name in [name_of(15), *own]:
     path = run / 'checkpoints' / name
-    data = bytearray(whole := path.read_bytes())
-    at = rng.randrange(8 * len(data))
-    data[at // 8] ^= 1 << at % 8
-    path.write_bytes(data)
+    whole = path.read_bytes()
+    flip(path, rng)
     for load in (
       lambda: evaluation(run),
       lambda: loading.load(run),

@@ -11,7 +11,6 @@ import pytest
 from configs import avazu, common, criteo
 from experiments.common import cli, datasets, loading
 from experiments.predict import job
-from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.avazu import avazu_raw
 from slipstream_jax.formats.criteo import criteo_raw
@@ -55,6 +54,7 @@ def made_of(tmp_path_factory):
         'data.path': str(folder / name),
         'data.batch_size': 100,
         'data.test_share': SHARE,
+        'data.bad_lines': 3,  # of files to train on
         'eval.batch_size': 128,
         'train.steps': 30,
         'skip.mode': skip,
@@ -123,14 +123,6 @@ def test_the_program_as_it_is_called(made_of, tmp_path):
   assert len(output.read_text().splitlines()) == 301
 
 
-def test_unknown_ids_have_one_row(counted):
-  loaded = counted
-  words = loaded.data.vocabulary()
-  assert words[0].rows(np.array([1 << 40])).tolist() == [0]
-  missing = words[0].rows(np.array([MISSING]))
-  assert missing.tolist() != [0]
-
-
 def test_rows_come_with_their_ids(made_of, counted, tmp_path):
   loaded = counted
   output = tmp_path / 'rows.npz'
@@ -164,15 +156,6 @@ def test_rows_that_are_drawn_have_no_raw_examples(made_of, counted, tmp_path):
       config.data.format = 'taobao'
     with pytest.raises(UserError, match=words):
       new_examples(loaded._replace(config=config), file)
-
-
-def test_hashed_ids_have_the_rows_that_were_packed(made_of):
-  data = packed_dataset(made_of / 'hashed')
-  raw = criteo_raw(made_of / 'train.txt')
-  words = data.vocabulary()
-  lookups = [b.lookups for b in new_batches(raw, words, 4200)]
-  train = next(data.train(3900)).lookups
-  np.testing.assert_array_equal(lookups[0][:3900], train)
 
 
 def test_wrong_calls_end_in_a_sentence(
@@ -305,6 +288,9 @@ def test_a_table_of_ones_own(tmp_path):
     )
     expected = probabilities(known.astype(np.float64)).astype(np.float32)
     np.testing.assert_array_equal(np.load(output), expected)
+  held_out.head(0).write_csv(tmp_path / 'none.csv')
+  with pytest.raises(UserError, match=r'an example to score, got none.*none'):
+    next(loading.scored(loaded, new_examples(loaded, tmp_path / 'none.csv')))
   with pytest.raises(UserError, match='that pack wrote'):
     packed_like(tmp_path / 'new.csv', _criteo_folder(tmp_path))
   bare = frame_raw(whole, features=features, label=None)

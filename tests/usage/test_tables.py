@@ -2,7 +2,6 @@
 
 import io
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -19,7 +18,6 @@ from tests.experiments.compare import drawn
 ROWS = 187_767_399  # of the largest public set
 LOOKUPS = 16_384 * 26
 BYTES = 999_400_000
-SPEED = 123_456_789.0
 
 
 def lines_of(table):
@@ -69,14 +67,13 @@ def test_of_compare():
 
 
 def test_of_skew():
-  curve = np.zeros(1)
-  skews = {
-    name: skew.Skew(
-      proxy._replace(profile_examples=123_456_789), 1.0, 1.0, curve
-    )
+  many = {'profile_examples': 123_456_789}
+  lines = [
+    line
     for name, proxy in skew.PUBLISHED.items()
-  }
-  assert_fits(report.table('', skew.frame_of(skews)))
+    for line in skew.lines_of(name, proxy._replace(**many), skew.Skew(1.0, 1.0))
+  ]
+  assert_fits(report.table('', lines))
 
 
 @pytest.mark.parametrize('value', [None, 'word', 1, 1.5])

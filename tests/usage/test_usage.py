@@ -246,7 +246,7 @@ def test_words_arrive_as_they_are_named(tmp_path):
     (['{folder}/a.txt', '10', '0', '5'], 1, 'FILE LINES [SEED]'),
     (['{folder}/a.txt', 'ten'], 1, 'whole numbers, got ten'),
     (['{folder}/a.txt', '0'], 1, 'at least one line'),
-    (['{folder}/none/a.txt', '10'], 1, 'No such file'),
+    (['{folder}', '10'], 1, 'Is a directory'),
     (['{folder}/a.txt', '10'], 0, '10 lines'),
   ],
 )

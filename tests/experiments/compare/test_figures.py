@@ -1,80 +1,14 @@
-"""What runs add up to, beside sums done by hand and laws of the intervals."""
+"""Figures of a comparison, beside sums done by hand."""
 
 import math
 
-from hypothesis import assume, given
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from scipy import stats
 
-from experiments.common import estimates
-from experiments.compare.figures import figures_of, mean_curve, seconds_to
+from experiments.compare.figures import figures_of, mean_curve
 from experiments.compare.results import Cell, PLAIN
 from tests.experiments.compare import drawn
-
-P = 0.975
-
-
-def quantile(count):
-  """Student's t, in closed form for 1, 2 and 4 degrees of freedom."""
-  if count == 2:
-    return math.tan(math.pi * (P - 0.5))
-  alpha = 4 * P * (1 - P)
-  if count == 3:
-    return (2 * P - 1) * math.sqrt(2 / alpha)
-  assert count == 5
-  root = math.sqrt(alpha)
-  q = math.cos(math.acos(root) / 3) / root
-  return 2 * math.sqrt(q - 1)
-
-
-@pytest.mark.parametrize('count', [2, 3, 5])
-@given(data=st.data())
-def test_an_interval_is_students(count, data):
-  numbers = st.floats(-1e3, 1e3)
-  values = data.draw(st.lists(numbers, min_size=count, max_size=count))
-  middle = math.fsum(values) / count
-  squares = math.fsum((value - middle) ** 2 for value in values)
-  half = quantile(count) * math.sqrt(squares / (count - 1) / count)
-  estimate = estimates.mean(values)
-  assert estimate.mean == pytest.approx(middle, abs=1e-9)
-  assert estimate.low == pytest.approx(middle - half, rel=1e-9, abs=1e-7)
-  assert estimate.high == pytest.approx(middle + half, rel=1e-9, abs=1e-7)
-
-
-pairs_of_five = st.lists(
-  st.tuples(st.floats(-1, 2), st.floats(0.5, 1.5)), min_size=5, max_size=5
-)
-
-
-@given(pairs_of_five, st.floats(0.01, 0.99))
-def test_a_share_has_the_ratios_that_a_paired_test_leaves(pairs, part):
-  """At the bounds the test is just at its quantile, between them below it."""
-  tops, bottoms = np.array(pairs).T
-
-  def statistic(share):
-    rest = tops - share * bottoms
-    error = rest.std(ddof=1) / math.sqrt(5)
-    return abs(rest.mean()) / error
-
-  share = estimates.share(tops, bottoms)
-  assert share.mean == pytest.approx(tops.mean() / bottoms.mean())
-  assume(share.low is not None)
-  assume(share.high - share.low > 1e-3)
-  assert share.low <= share.mean <= share.high
-  for bound in (share.low, share.high):
-    assert statistic(bound) == pytest.approx(quantile(5), rel=1e-4)
-  inside = share.low + part * (share.high - share.low)
-  assert statistic(inside) < quantile(5)
-
-
-def test_a_share_of_nothing_is_not_known():
-  assert estimates.share([], []) is None
-  assert estimates.share([1.0], [0.0]) is None
-  assert estimates.share([1.0], [4.0]) == estimates.Estimate(0.25)
-  unsure = estimates.share([1.0, 1.0], [4.0, -3.0])  # a bottom that may be 0
-  assert (unsure.low, unsure.high) == (None, None)
-
 
 SMALL = drawn.cells(('random', 'surprise'), (0.5,))
 
@@ -111,7 +45,7 @@ def test_losses_are_paired_and_laid_beside_those_of_random():
   assert plain['AUC'].mean == pytest.approx(0.81)
   assert random['AUC lost'][:3] == pytest.approx([0.04] * 3)  # in both seeds
   # With 800 examples random would have lost half of its 0.04.
-  half = quantile(2) * 0.02 / math.sqrt(2) / math.sqrt(2)
+  half = stats.t.ppf(0.975, 1) * 0.02 / math.sqrt(2) / math.sqrt(2)
   assert surprise['AUC lost'].high == pytest.approx(0.02 + half)
   expected = {
     **{'AUC lost': 0.02, 'log loss added': 0.02, "over random's": 1},
@@ -145,25 +79,6 @@ def test_a_share_of_randoms_loss_may_be_unknown(runs):
 def test_a_seed_without_its_plain_run_is_ignored():
   assert figures_of(BY_HAND[1:3], []) == []
   assert [row['seeds'] for row in figures_of(BY_HAND[:5], [])] == [2, 2, 1]
-
-
-rises = st.lists(st.floats(0.01, 1), min_size=2, max_size=8)
-
-
-@given(rises, st.floats(0.001, 0.999), st.data())
-def test_a_rising_curve_has_an_auc_where_it_crosses_it(steps, part, data):
-  _, points = drawn.comparison(1, SMALL[:1])
-  aucs = np.cumsum(steps)
-  points = [
-    point._replace(auc=float(auc), seconds=float(number))
-    for number, (point, auc) in enumerate(zip(points, aucs, strict=False))
-  ]
-  at = data.draw(st.integers(0, len(points) - 2))
-  auc = (1 - part) * points[at].auc + part * points[at + 1].auc
-  assert seconds_to(points, auc) == pytest.approx(at + part, abs=1e-6)
-  assert seconds_to(points, points[-1].auc + 0.1) is None
-  assert seconds_to(points, -1.0) == points[0].seconds
-  assert seconds_to([], 0.5) is seconds_to(points, math.nan) is None
 
 
 def test_a_policy_that_learns_faster_is_sooner_there():

@@ -11,7 +11,6 @@ from experiments.common import cli
 from experiments.compare import job
 from tests.support.runs import assert_one_sentence, smoke, snapshot
 
-CELLS = job.cells(['stale'], ['0.5'])
 SECONDS = ('seconds', 'seconds_choosing')
 FILES = {
   *('compare.csv', 'compare.html', 'compare.png', 'config.json', 'curve.csv'),
@@ -19,10 +18,10 @@ FILES = {
 
 
 def compare(
-  workdir, config=None, seeds=2, function=None, longer=1.0, cells=CELLS
+  workdir, config=None, seeds=2, own=None, longer=1.0, policies=('stale',)
 ):
   config = config or config_of()
-  rest = function, longer, cells, seeds, str(workdir)
+  rest = own, policies, ['0.5'], seeds, None, longer, str(workdir)
   return cli.guarded(job.compare, config, *rest)
 
 
@@ -88,9 +87,9 @@ def test_more_seeds_may_be_added(tmp_path, capsys):
   """Of a data set of one's own, whose runs go through it twice."""
   config = own.get_config()
   config.log_steps, config.train.epochs = 5, 2
-  cells = job.cells(['surprise'], ['0.5'])
   for seeds in (1, 2, 2):
-    given = {'function': 'tests.usage.market_of_two:clicks', 'cells': cells}
+    given = {'own': 'tests.usage.market_of_two:clicks'}
+    given['policies'] = ['surprise']
     before = [path.read_bytes() for path in tmp_path.glob('*.csv')]
     assert compare(tmp_path, config, seeds, **given) == 0
   said = capsys.readouterr().out
@@ -104,8 +103,7 @@ def test_more_seeds_may_be_added(tmp_path, capsys):
 
 
 def test_runs_that_drop_may_read_more(tmp_path):
-  cells = job.cells(['random'], ['0.5'])
-  assert compare(tmp_path, seeds=1, longer=1.5, cells=cells) == 0
+  assert compare(tmp_path, seeds=1, longer=1.5, policies=['random']) == 0
   assert [run['batches'] for run in rows_of(tmp_path)] == ['60', '90']
 
 
@@ -118,7 +116,7 @@ def test_runs_that_drop_may_read_more(tmp_path):
   ],
 )
 def test_a_function_that_cannot_be(name, said, tmp_path, capsys):
-  assert compare(tmp_path, own.get_config(), function=name) == 1
+  assert compare(tmp_path, own.get_config(), own=name) == 1
   assert_one_sentence(capsys.readouterr().err, '--own', said)
 
 

@@ -1,5 +1,7 @@
 """Bytes changed as disks, programs and people change them."""
 
+import copy
+import random
 import re
 
 _SENTENCE = re.compile(r'[^\n]+, got [^\n]+ \([^\n]+\); [^\n]+\.')
@@ -55,3 +57,38 @@ def check_sentence(error, *parts):
   assert len(text) < 1200
   for part in parts:
     assert part in text
+
+
+def flip(path, rng=random):
+  """Changes one bit of a file. Returns the byte's place."""
+  data = bytearray(path.read_bytes())
+  at = rng.randrange(len(data))
+  data[at] ^= 1 << rng.randrange(8)
+  path.write_bytes(data)
+  return at
+
+
+def places_of(tree, path=()):
+  """Every place in JSON but the whole."""
+  parts = tree.items() if isinstance(tree, dict) else ()
+  parts = enumerate(tree) if isinstance(tree, list) else parts
+  for key, value in parts:
+    yield (*path, key)
+    yield from places_of(value, (*path, key))
+
+
+def with_another_value(tree, wrong, each, rng):
+  """Yields copies of JSON, with one of the wrong values in each place.
+
+  Now and then a place is gone instead. Each place is tried `each` times.
+  """
+  for place in places_of(tree):
+    for value in rng.sample(wrong, each):
+      changed = parent = copy.deepcopy(tree)
+      for key in place[:-1]:
+        parent = parent[key]
+      if rng.random() < 0.2 and isinstance(parent, dict):
+        del parent[place[-1]]
+      else:
+        parent[place[-1]] = value
+      yield changed
