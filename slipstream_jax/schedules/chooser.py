@@ -37,7 +37,7 @@ from slipstream_jax.selection.staleness import (
 from slipstream_jax.selection.target import DropTarget
 from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
 
-_FIRST = 256  # examples of a batch that tell how many are hot
+_FIRST = 64  # examples of a batch that tell how many are hot
 
 
 class Decision(NamedTuple):
