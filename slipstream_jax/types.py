@@ -139,7 +139,7 @@ class Unique(NamedTuple):
   """Position in `rows` of each lookup, i32; -1 = padding."""
   hot: Int[np.ndarray, ' U'] | None = None
   """Index of each row among the H hot rows, i32, or H if it is cold. None if no
-  rows were chosen as hot."""
+  placement reads it, or no rows were chosen as hot."""
 
 
 @runtime_checkable

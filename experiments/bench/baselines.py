@@ -30,7 +30,7 @@ class Examples(NamedTuple):
   dense: 'Tensor'
   """f32[B, I]."""
   ids: 'Tensor'
-  """Local ids, feature-major: i64[F, B]."""
+  """Local ids, feature-major: i64[F, B * L]."""
   starts: 'Tensor'
   """Start of the bag of each lookup, and the last end: i64[F * B + 1]."""
   labels: 'Tensor'
@@ -43,7 +43,7 @@ class Baseline(NamedTuple):
   """A model with its tables and optimizers. `step` changes them in place."""
 
   prepare: Callable[[Batch], Examples]
-  """Lays a batch of one-hot lookups out for `step`; not to be timed."""
+  """Lays a batch of bags of one length out for `step`; not to be timed."""
   step: Callable[[Examples], 'Tensor']
   """Trains on one batch; returns its loss before the update, f32[]."""
   tables: tuple['Tensor', ...]
@@ -102,22 +102,10 @@ def embedding_bag(
     onednn: multiply hidden layers with oneDNN rather than torch's default.
     device: of the dense layers; the tables stay in host memory.
   """
-  import torch
-
-  bag = partial(torch.nn.EmbeddingBag, mode='sum', sparse=True)
-  # _weight skips the module's own, slow initialiser.
-  modules = [bag(r, dim, _weight=torch.empty(r, dim)) for r in rows]
-  tables = [module.weight for module in modules]
-  # foreach and fused have no kernels for sparse gradients.
-  optimizer = torch.optim.SGD(tables, learning_rate, foreach=False)
-
-  def pool(examples: Examples) -> list['Tensor']:
-    starts = examples.starts[: len(examples.labels)]
-    return [m(i, starts) for m, i in zip(modules, examples.ids, strict=True)]
-
+  tables = _embedding_bags(rows, dim, learning_rate)
   widths = (num_dense, *bottom)
-  model = _dlrm(pool, len(rows) + 1, widths, top, onednn, device)
-  return _baseline(model, tables, learning_rate, optimizer)
+  model = _dlrm(tables.pool, len(rows) + 1, widths, top, onednn, device)
+  return _baseline(model, tables, learning_rate)
 
 
 def fbgemm(
@@ -135,6 +123,83 @@ def fbgemm(
   The arguments are those of `embedding_bag`, with D a multiple of 4, and the
   rows' `optimizer`, which is fused into their backward pass.
   """
+  tables = _fbgemm_tables(rows, dim, learning_rate, optimizer)
+  model = _dlrm(tables.pool, len(rows) + 1, (num_dense, *bottom), top, onednn)
+  return _baseline(model, tables, learning_rate)
+
+
+HYBRID = 'embedding_bag_hybrid'
+BASELINES: dict[str, Callable[..., Baseline]] = {
+  'embedding_bag': embedding_bag,
+  HYBRID: partial(embedding_bag, device='cuda'),
+  'fbgemm': fbgemm,
+  'fbgemm_rowwise_adagrad': partial(fbgemm, optimizer='rowwise_adagrad'),
+  'fbgemm_onednn': partial(fbgemm, onednn=True),
+}
+"""Builder of every baseline by its name; all take the same arguments."""
+
+LINEAR = 'embedding_bag', 'fbgemm', 'fbgemm_rowwise_adagrad'
+"""Baselines that `linear` can build."""
+
+
+def linear(
+  name: str, rows: tuple[int, ...], dim: int, learning_rate: float
+) -> Baseline:
+  """Returns a baseline whose model is a linear layer over all embeddings.
+
+  Its bags have any number of lookups, the same for all tables. `name` is one of
+  `LINEAR`, and the other arguments are those of `embedding_bag`.
+  """
+  import torch
+
+  if name == 'embedding_bag':
+    tables = _embedding_bags(rows, dim, learning_rate)
+  else:
+    optimizer = name.removeprefix('fbgemm_') if name != 'fbgemm' else 'sgd'
+    tables = _fbgemm_tables(rows, dim, learning_rate, optimizer)
+  layer = torch.nn.Linear(len(rows) * dim, 1)
+  pool = tables.pool
+
+  def loss(examples: Examples) -> 'Tensor':
+    logits = layer(torch.cat(pool(examples), 1)).squeeze(1)
+    return _entropy(logits, examples)
+
+  return _baseline((loss, [*layer.parameters()]), tables, learning_rate)
+
+
+_Pool = Callable[[Examples], list['Tensor']]  # side by side f32[B, F * D]
+_Model = tuple[Callable[[Examples], 'Tensor'], list['Tensor']]  # loss, params
+
+
+class _Tables(NamedTuple):
+  pool: _Pool
+  views: Sequence['Tensor']
+  optimizers: tuple[Any, ...] = ()
+  """Of the rows. Empty: the backward pass updates them."""
+
+
+def _embedding_bags(
+  rows: tuple[int, ...], dim: int, learning_rate: float
+) -> _Tables:
+  import torch
+
+  bag = partial(torch.nn.EmbeddingBag, mode='sum', sparse=True)
+  # _weight skips the module's own, slow initialiser.
+  modules = [bag(r, dim, _weight=torch.empty(r, dim)) for r in rows]
+  tables = [module.weight for module in modules]
+  # foreach and fused have no kernels for sparse gradients.
+  optimizer = torch.optim.SGD(tables, learning_rate, foreach=False)
+
+  def pool(examples: Examples) -> list['Tensor']:
+    starts = examples.starts[: len(examples.labels)]
+    return [m(i, starts) for m, i in zip(modules, examples.ids, strict=True)]
+
+  return _Tables(pool, tables, (optimizer,))
+
+
+def _fbgemm_tables(
+  rows: tuple[int, ...], dim: int, learning_rate: float, optimizer: str
+) -> _Tables:
   with warnings.catch_warnings():  # of kernels for SSD, not in this build
     warnings.filterwarnings('ignore', '(?s).*Failed to import.*_ssd')
     from fbgemm_gpu import split_table_batched_embeddings_ops_training as ops
@@ -150,36 +215,27 @@ def fbgemm(
   def pool(examples: Examples) -> list['Tensor']:
     return [module(examples.ids.view(-1), examples.starts)]
 
-  model = _dlrm(pool, len(rows) + 1, (num_dense, *bottom), top, onednn)
-  return _baseline(model, module.split_embedding_weights(), learning_rate)
-
-
-HYBRID = 'embedding_bag_hybrid'
-BASELINES: dict[str, Callable[..., Baseline]] = {
-  'embedding_bag': embedding_bag,
-  HYBRID: partial(embedding_bag, device='cuda'),
-  'fbgemm': fbgemm,
-  'fbgemm_rowwise_adagrad': partial(fbgemm, optimizer='rowwise_adagrad'),
-  'fbgemm_onednn': partial(fbgemm, onednn=True),
-}
-"""Builder of every baseline by its name; all take the same arguments."""
-
-_Pool = Callable[[Examples], list['Tensor']]  # side by side f32[B, F * D]
-_Model = tuple[Callable[[Examples], 'Tensor'], list['Tensor']]  # loss, params
+  return _Tables(pool, module.split_embedding_weights())
 
 
 def _prepare(rows: tuple[int, ...], batch: Batch) -> Examples:
   import torch
 
-  ids = batch.lookups.T - offsets(rows)[:-1, None]
-  if ids.ndim > 2 or ((ids < 0) | (ids >= np.reshape(rows, (-1, 1)))).any():
+  length, rest = divmod(batch.lookups[0].size, len(rows))
+  bad = length == 0 or rest > 0
+  if not bad:
+    ids = batch.lookups.reshape(-1, len(rows), length).transpose(1, 0, 2)
+    ids = ids.reshape(len(rows), -1) - offsets(rows)[:-1, None]
+    bad = bool(((ids < 0) | (ids >= np.reshape(rows, (-1, 1)))).any())
+  if bad:
     raise UserError(
-      'a baseline takes one lookup per example in each of its tables',
+      'a baseline takes equally many lookups per example in each of its tables',
       got=f'shape {batch.lookups.shape}, or rows outside of their table',
       where='Batch.lookups',
-      hint='give one-hot lookups without padding',
+      hint='give bags of one length without padding',
     )
-  lookups = np.ascontiguousarray(ids), np.arange(ids.size + 1)
+  starts = np.arange(0, ids.size + 1, length)
+  lookups = np.ascontiguousarray(ids), starts
   weights = batch.weights / batch.weights.sum()
   arrays = batch.dense, *lookups, batch.labels, weights
   return Examples(*map(torch.from_numpy, arrays))
@@ -203,7 +259,6 @@ def _dlrm(
     for mlp in (bottom, (bottom[-1] + len(pairs), *top, 1))
   )
   hidden = _onednn_linear_relu() if onednn else _linear_relu
-  entropy = torch.nn.functional.binary_cross_entropy_with_logits
 
   def loss(examples: Examples) -> 'Tensor':
     x = examples.dense.to(device)
@@ -216,23 +271,29 @@ def _dlrm(
     x = torch.cat([x, products.gather(1, pairs.expand(len(x), -1))], 1)
     for layer in upper[:-1]:
       x = hidden(x, layer.weight, layer.bias)
-    logits = upper[-1](x).squeeze(1)
-    labels, weights = examples.labels.to(device), examples.weights.to(device)
-    return entropy(logits, labels, weights, reduction='sum')
+    return _entropy(upper[-1](x).squeeze(1), examples)
 
   return loss, [p for layer in lower + upper for p in layer.parameters()]
 
 
-def _baseline(
-  model: _Model, tables: Sequence['Tensor'], rate: float, *optimizers: Any
-) -> Baseline:
+def _entropy(logits: 'Tensor', examples: Examples) -> 'Tensor':
+  """Returns the loss of logits f32[B]."""
+  import torch
+
+  entropy = torch.nn.functional.binary_cross_entropy_with_logits
+  to = logits.device
+  labels, weights = examples.labels.to(to), examples.weights.to(to)
+  return entropy(logits, labels, weights, reduction='sum')
+
+
+def _baseline(model: _Model, tables: _Tables, rate: float) -> Baseline:
   """Adds initial rows, uniform in +-1/sqrt(R) as DLRM's, and the SGD step."""
   import torch
 
-  for table in tables:
+  for table in tables.views:
     table.detach().uniform_(-(len(table) ** -0.5), len(table) ** -0.5)
   loss_of, dense = model
-  optimizers += (torch.optim.SGD(dense, rate, fused=True),)
+  optimizers = *tables.optimizers, torch.optim.SGD(dense, rate, fused=True)
 
   def step(examples: Examples) -> 'Tensor':
     loss = loss_of(examples)
@@ -242,8 +303,8 @@ def _baseline(
       optimizer.zero_grad(set_to_none=True)
     return loss.detach()
 
-  views = [tuple(p.detach() for p in params) for params in (tables, dense)]
-  return Baseline(partial(_prepare, tuple(map(len, tables))), step, *views)
+  views = [tuple(p.detach() for p in some) for some in (tables.views, dense)]
+  return Baseline(partial(_prepare, tuple(map(len, views[0]))), step, *views)
 
 
 def _linear_relu(x: 'Tensor', weight: 'Tensor', bias: 'Tensor') -> 'Tensor':

@@ -104,10 +104,11 @@ def _phases_of(
   engine, watch = trainer.engine, Stopwatch()
   group, tables = engine.groups[number], engine.tables.groups[number]
   placement, host = group.placement, group.host
+  hot = group.hot if placement.reads_hot else None
   state = placement.start(group.num_rows, group.hot, None)
   before = None
   known = [
-    watch('unique', unique_rows_of, batch.lookups, tables, group.hot)
+    watch('unique', unique_rows_of, batch.lookups, tables, hot)
     for batch in batches
   ]
   for at, batch in enumerate(batches):

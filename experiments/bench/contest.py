@@ -90,6 +90,14 @@ class Contest(NamedTuple):
     self, phase: str, contenders: Mapping[str, TrainerParts | Turn]
   ) -> dict[str, float]:
     """Returns the examples/s of each, by medians of turns in alternation."""
+    seconds = self.seconds(phase, contenders)
+    examples = self.steps * self.config.data.batch_size
+    return {name: examples / float(np.median(s)) for name, s in seconds.items()}
+
+  def seconds(
+    self, phase: str, contenders: Mapping[str, TrainerParts | Turn]
+  ) -> dict[str, list[float]]:
+    """Returns the seconds of each turn, taken in alternation."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     with contextlib.ExitStack() as opened:
       turns: dict[str, Turn] = {}
@@ -108,8 +116,7 @@ class Contest(NamedTuple):
         name = [*turns][done % len(turns)]
         seconds[name].append(seconds_of(turns[name], self.steps))
         self.bar.show(done + 1, name)
-    examples = self.steps * self.config.data.batch_size
-    return {name: examples / float(np.median(s)) for name, s in seconds.items()}
+    return seconds
 
 
 def seconds_of(call: Callable[..., object], *args: Any) -> float:

@@ -53,7 +53,7 @@ def speeds(rows: int) -> dict[str, Any]:
   for start in range(0, rows, _BATCH):
     words.assign(ids[start : start + _BATCH])
   batches = {
-    'zipf': (ids[_zipf(rng, rows, _BATCH)] for _ in range(_TURNS)),
+    'zipf': (ids[zipf(rng, rows, _BATCH)] for _ in range(_TURNS)),
     'even': (ids[rng.integers(0, rows, _BATCH)] for _ in range(_TURNS)),
   }
   figures: dict[str, Any] = {'rows': rows}
@@ -67,7 +67,7 @@ def speeds(rows: int) -> dict[str, Any]:
   return figures | {'seconds': seconds}
 
 
-def _zipf(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
+def zipf(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
   """Draws ids in [0, size) by a bounded Zipf law, i64[count].
 
   Inverts the law's continuous version. Popular ids are scattered.

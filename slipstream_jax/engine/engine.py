@@ -263,7 +263,7 @@ class Engine:
     """Returns plans for a single batch outside of training. Moves nothing."""
     plans = []
     for group, of_table in zip(self.groups, self.tables.groups, strict=True):
-      unique = unique_rows_of(lookups, of_table, group.hot)
+      unique = unique_rows_of(lookups, of_table)
       plans.append(plan_with(unique, group.kept.slots_of(unique.rows)))
     return tuple(plans)
 

@@ -340,6 +340,8 @@ class GroupRows:
 
   def _mark_changes(self, plan: Plan, reassigned: ReassignedRows) -> None:
     """Marks the rows that a step changes, and resets reassigned ones."""
+    if self.frozen is not None and self.hot is not None and plan.hot is None:
+      plan = plan._replace(hot=self.hot.places(plan.rows))
     self.dirty.mark(plan, self.frozen, reassigned)
     if not len(reassigned):
       return

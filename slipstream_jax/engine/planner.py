@@ -314,8 +314,10 @@ class Planner(NamedTuple):
     lookups, weights = item.batch.lookups, item.batch.weights
     with TraceAnnotation('unique'):
       uniques = tuple(
-        unique_rows_of(lookups, group, hot)
-        for group, hot in zip(self.tables.groups, self.hot, strict=True)
+        unique_rows_of(lookups, group, hot if placement.reads_hot else None)
+        for placement, group, hot in zip(
+          self.placements, self.tables.groups, self.hot, strict=True
+        )
       )
       of_rows = tuple(
         row_weights(one.inverse, weights, bucket(len(one.rows)))

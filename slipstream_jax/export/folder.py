@@ -256,7 +256,10 @@ def serialized(
     weights: jax.Array | None = None,
   ) -> jax.Array:
     params, state = jax.tree.unflatten(tree, leaves)
-    return forward(recipe, params, state, rows, inverses, dense, weights)[0]
+    whole = forward(
+      recipe, params, state, rows, inverses, dense, weights, portable=True
+    )
+    return whole[0]
 
   shape, number = jax.ShapeDtypeStruct, jnp.float32
   widths = [(len(group.columns), group.dim) for group in tables.groups]

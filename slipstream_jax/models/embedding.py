@@ -1,7 +1,6 @@
 """Embeds features: looks up rows, pools bags, and names the results."""
 
 from collections.abc import Mapping, Sequence
-import functools
 import itertools
 
 import jax
@@ -10,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.models.bags import bag_sums, cut
 from slipstream_jax.tables import Feature
 from slipstream_jax.types import Embeddings, Rows
 
@@ -19,6 +19,7 @@ def embed(
   inverse: Int[jax.Array, 'B K'],
   features: Mapping[str, Feature],
   weights: Float[jax.Array, 'B K'] | None = None,
+  portable: bool = False,
 ) -> dict[str, jax.Array]:
   """Looks up rows and pools bags.
 
@@ -29,6 +30,7 @@ def embed(
     features: the features of those columns, in their order.
     weights: weight of each lookup of a `weighted` feature, f32, finite. None:
       all weigh 1.
+    portable: as in `bag_sums`.
 
   Returns:
     f32[B, D] by feature, or f32[B, L, D] with combiner 'none', where each row
@@ -36,13 +38,6 @@ def embed(
     sum(w e) / sqrt(sum(w^2)). If the divisor is 0, as in an empty bag, the
     embedding is 0 and has no gradient.
   """
-  real = inverse >= 0
-  # The host computed `inverse` for these rows, so no place is out of bounds.
-  # Padding reads row 0. The mask also removes its gradient.
-  embeddings = rows.at[jnp.maximum(inverse, 0)].get(mode='promise_in_bounds')
-  embeddings = jnp.where(
-    real[..., None], embeddings, jnp.zeros((), embeddings.dtype)
-  )
 
   def kind(name: str) -> tuple[bool, int, bool]:
     feature = features[name]
@@ -50,46 +45,70 @@ def embed(
 
   # Adjacent features of one kind are pooled as one array.
   runs = [list(names) for _, names in itertools.groupby(features, kind)]
-  widths = [len(names) * features[names[0]].max_length for names in runs]
-  ends = np.cumsum(widths).tolist()
-  by_name: dict[str, jax.Array] = {}
-  parts = zip(runs, _cut(embeddings, tuple(widths)), widths, ends, strict=True)
-  for names, part, width, end in parts:
+  shares, is_weighted, start = [], [], 0
+  for names in runs:
     run = [features[name] for name in names]
-    at = (slice(None), slice(end - width, end))
-    own = None if weights is None or not run[0].weighted else weights[at]
-    by_name |= zip(names, _pooled(run, part, real[at], own), strict=True)
+    end = start + len(run) * run[0].max_length
+    own = (
+      weights[:, start:end] if run[0].weighted and weights is not None else None
+    )
+    is_weighted.append(own is not None)
+    shares.append(_shares(run, inverse[:, start:end] >= 0, own))
+    start = end
+  lengths = tuple(
+    length for _, bags, length in (x.shape for x in shares) for _ in range(bags)
+  )
+  whole = None
+  if any(is_weighted):
+    whole = jnp.concatenate([x.reshape(len(x), -1) for x in shares], axis=1)
+  sums = bag_sums(rows, inverse, lengths, whole, portable)
+  by_name: dict[str, jax.Array] = {}
+  parts = cut(sums, tuple(x.shape[1] for x in shares))
+  of_runs = zip(runs, parts, shares, is_weighted, strict=True)
+  for names, part, counts, own_weights in of_runs:
+    run = [features[name] for name in names]
+    pooled = _pooled(run, part, counts, own_weights)
+    by_name |= zip(names, pooled, strict=True)
   return by_name
+
+
+def _shares(
+  features: Sequence[Feature],
+  real: Bool[jax.Array, 'B _K'],
+  weights: Float[jax.Array, 'B _K'] | None,
+) -> Float[jax.Array, 'B _G _L']:
+  """Returns what each lookup counts for in its bag's sum, before division.
+
+  Without a combiner each lookup is a bag.
+  """
+  shares = real.astype(jnp.float32)
+  if weights is not None:
+    shares = jnp.where(real, weights, jnp.zeros((), weights.dtype))
+  if features[0].combiner == 'none':
+    return shares[..., None]
+  shares = shares.reshape(len(shares), len(features), features[0].max_length)
+  if weights is not None:
+    shares = _relative(shares, [feature.combiner for feature in features])
+  return shares
 
 
 def _pooled(
   features: Sequence[Feature],
-  embeddings: Float[jax.Array, 'B K D'],
-  real: Bool[jax.Array, 'B K'],
-  weights: Float[jax.Array, 'B K'] | None,
+  sums: Float[jax.Array, 'B _G D'],
+  shares: Float[jax.Array, 'B _G _L'],
+  weighted: bool,
 ) -> list[jax.Array]:
   """Returns the embeddings of adjacent features of one length and kind."""
-  examples, _, dim = embeddings.shape
+  examples, _, dim = sums.shape
   count, length = len(features), features[0].max_length
-  if weights is not None:
-    weights = jnp.where(real, weights, jnp.zeros((), weights.dtype))
   if features[0].combiner == 'none':
-    if weights is not None:
-      embeddings = embeddings * weights[..., None]
-    return list(_cut(embeddings, (length,) * count))
-  bags = embeddings.reshape(examples, count, length, dim)
+    return list(cut(sums, (length,) * count))
   combiners = [feature.combiner for feature in features]
-  shares = real.astype(jnp.float32)
-  if weights is not None:
-    shares = _relative(weights.reshape(examples, count, length), combiners)
-    bags = bags * shares[..., None]
-  pooled = bags.sum(axis=2) if length > 1 else bags[:, :, 0]
   # The mean of one embedding that weighs 1 is that embedding.
-  if {*combiners} != {'sum'} and (weights is not None or length > 1):
-    shares = shares.reshape(examples, count, length)
+  if {*combiners} != {'sum'} and (weighted or length > 1):
     divisor = _divisors(shares, combiners)[..., None]
-    pooled = jnp.where(divisor == 0, 0, pooled / _or_one(divisor))
-  return [x.reshape(examples, dim) for x in _cut(pooled, (1,) * count)]
+    sums = jnp.where(divisor == 0, 0, sums / _or_one(divisor))
+  return [x.reshape(examples, dim) for x in cut(sums, (1,) * count)]
 
 
 def _is(combiner: str, combiners: Sequence[str], axes: int) -> np.ndarray:
@@ -124,36 +143,6 @@ def _divisors(
 
 def _or_one(divisor: jax.Array) -> jax.Array:
   return jnp.where(divisor == 0, jnp.ones((), divisor.dtype), divisor)
-
-
-# The derived gradient would pad each part with zeros and add all of them. In
-# this form XLA sees that cutting and joining cancel, so both cost nothing where
-# a model stacks its features.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _cut(
-  whole: Float[jax.Array, 'B K D'], widths: tuple[int, ...]
-) -> tuple[jax.Array, ...]:
-  """Cuts K columns into parts [B, width, D]."""
-  ends = np.cumsum(widths).tolist()
-  return tuple(
-    jax.lax.slice_in_dim(whole, end - width, end, axis=1)
-    for width, end in zip(widths, ends, strict=True)
-  )
-
-
-def _cut_forward(
-  whole: jax.Array, widths: tuple[int, ...]
-) -> tuple[tuple[jax.Array, ...], None]:
-  return _cut(whole, widths), None
-
-
-def _cut_backward(
-  widths: tuple[int, ...], _: None, gradients: tuple[jax.Array, ...]
-) -> tuple[jax.Array]:
-  return (jnp.concatenate(gradients, axis=1),)
-
-
-_cut.defvjp(_cut_forward, _cut_backward)
 
 
 def stacked(embeddings: Embeddings, where: str) -> jax.Array:

@@ -102,6 +102,8 @@ class Placement(NamedTuple):
   """How many batches after the planned one `plan` can use."""
   needs_hot: bool = False
   """Whether it needs hot rows, to keep them or to start with them."""
+  reads_hot: bool = False
+  """Whether `plan` reads `Unique.hot`."""
   capacity: int | None = None
   """C, the rows that it has room for. None: all, none, or the hot rows."""
 

@@ -9,16 +9,16 @@ furthest is evicted first (Belady, 1966).
 Only rows that changed on the device are moved back. Frozen rows do not change,
 and are evicted only when no other row can be.
 
-A heap orders the slots: empty ones first, then rows that may change, then
+Slots are taken in this order: empty ones first, then rows that may change, then
 frozen rows; within each kind the lowest priority, then the lowest slot. One i64
-key holds all of this, so the heap compares and moves single numbers:
+key holds all of this:
 
     bit 62: frozen | bits 31..61: priority, 0 = empty | bits 0..30: slot
 
-A row's key only grows while the row stays, so a use does not touch the heap. An
-outdated entry is corrected when it reaches the top, which keeps the order
-exact. Rows that must stay are dropped from the heap when they reach the top,
-and return at the last known batch that uses them.
+A sorted list has all keys up to a limit. A row's key only grows while the row
+stays, so a use rarely adds to the list. Outdated keys are dropped when they are
+read. When no row of the list can be evicted, a pass over all slots adds the
+lowest keys above the limit.
 """
 
 from collections.abc import Sequence
@@ -30,13 +30,23 @@ import numpy as np
 
 from slipstream_jax.errors import check_whole, choose
 from slipstream_jax.hashing import kernel
-from slipstream_jax.placement.base import check_hot, Placement, Plan, plan_with
-from slipstream_jax.placement.evictions import Eviction, EVICTIONS
+from slipstream_jax.placement.base import (
+  check_hot,
+  NO_ROWS,
+  Placement,
+  Plan,
+  plan_with,
+)
+from slipstream_jax.placement.evictions import Eviction, EVICTIONS, Uses
 from slipstream_jax.types import HotRows, RowIds, Slots, StaleRows, Unique
 
 # Slots and priorities are non-negative i32, 31 bits each. The sign is unused.
 _FROZEN = 1 << 62
 _SLOT = (1 << 31) - 1
+_MOST = (1 << 63) - 1
+_LISTED = 32  # about one of so many slots is in the list
+_SAMPLE = 4096  # slots that tell which keys are low
+_NONE = np.empty(0, bool)
 
 
 class Cache(NamedTuple):
@@ -55,10 +65,6 @@ class Cache(NamedTuple):
   """Whether the row may have changed since it was loaded, bool[C]."""
   frozen: np.ndarray
   """Whether the row is frozen, bool[C]."""
-  in_heap: np.ndarray
-  """Whether the slot has an entry in the heap, bool[C]."""
-  heap: np.ndarray
-  """i64[C + 1]: the number of entries, then the entries as a binary heap."""
   seen: np.ndarray
   """Scratch of `_next_uses`, i32[C]: the last step in which it saw the slot."""
 
@@ -70,6 +76,9 @@ class State(NamedTuple):
   memory: Any
   """Memory of the eviction policy."""
   hot: HotRows | None
+  low: Int[np.ndarray, ' low'] = NO_ROWS
+  """The keys up to `limit`, and outdated ones, ascending, i64."""
+  limit: int = -1
   frozen: Bool[np.ndarray, ' H_and_1'] | None = None
   """Frozen hot rows, with a final False for all cold rows. None: no row is
   frozen."""
@@ -107,6 +116,7 @@ def cached(
     freeze=_freeze,
     look_ahead=ahead,
     needs_hot=True,  # to start with, and always for 'static'
+    reads_hot=policy.reads_hot,
     capacity=capacity,
   )
 
@@ -132,21 +142,21 @@ def _start(
   if contents is None:
     contents = _keeps(capacity, num_rows, hot)
   slots, full = len(contents), contents >= 0
-  memory, priorities = policy.start(num_rows, hot, contents)
-  # Arrays of N find a row in constant time, for 8 bytes of host memory a row.
+  # Arrays of N find a row in constant time, for 8 bytes of host memory a row,
+  # or 12 with counts. They are beside the slots, as a miss reads both.
+  by_row = np.zeros((num_rows, 2 if policy.counts else 1), np.int32)
+  counts = by_row[:, -1].view(np.float32)
+  memory, priorities = policy.start(counts, hot, contents)
   cache = Cache(
-    place_of=np.zeros(num_rows, np.int32),
+    place_of=by_row[:, 0],
     latest_use=np.zeros(num_rows, np.int32),
     row_at=contents.copy(),
     priority=np.where(full, priorities, 0).astype(np.int32),
     dirty=full & changed,
     frozen=np.zeros(slots, bool),
-    in_heap=np.ones(slots, bool),
-    heap=np.empty(slots + 1, np.int64),
     seen=np.full(slots, -1, np.int32),
   )
   cache.place_of[contents[full]] = 1 + np.flatnonzero(full)
-  _rebuild(cache)
   return State(cache, memory, hot)
 
 
@@ -160,9 +170,8 @@ def _freeze(state: State, stale: StaleRows | None) -> State:
     # -1, an empty slot, reads the last entry, False.
     cache.frozen[:] = frozen.take(hot.places(cache.row_at))
   # `dirty` stays: rows that changed before they froze must still reach the
-  # host. Rows that thaw have lower keys, which requires a new heap.
-  _rebuild(cache)
-  return state._replace(frozen=frozen)
+  # host. Rows that thaw have lower keys, so the list is made anew.
+  return state._replace(frozen=frozen, low=NO_ROWS, limit=-1)
 
 
 def _plan(
@@ -173,151 +182,122 @@ def _plan(
   cache, step = state.cache, state.step
   # Rows of this batch or of a later known one are evicted last.
   known = step
-  for known, uses in enumerate([batch, *coming], start=step):
+  for known, later in enumerate([batch, *coming], start=step):
     # Each batch is noted once, in order, so an entry ends as the last use.
     if known >= state.known:
-      _note(cache, uses.rows, known)
-  renewed = policy.renew(state.memory, cache.row_at, step)
+      _note(cache, later.rows, known)
+  renewed = policy.renew(state.memory, cache.priority, step)
   if renewed is not None:
-    # Empty slots keep 0, below every row. The heap is rebuilt, as it can only
-    # correct keys that rose.
+    # Empty slots keep 0, below every row.
     np.copyto(cache.priority, renewed, where=cache.row_at >= 0)
-    _rebuild(cache)
-  plan = _move(cache, batch, coming, step)
-  if state.frozen is None:
-    frozen = np.zeros(len(batch.rows), bool)
-  else:
-    assert batch.hot is not None
+    state = state._replace(low=NO_ROWS, limit=-1)
+  uses, frozen = policy.used(state.memory, batch, step), _NONE
+  if state.frozen is not None:
+    assert state.hot is not None
     # For all rows of the batch: rows loaded after `_freeze` may be frozen, too.
-    frozen = state.frozen.take(batch.hot)
-  priorities = policy.used(state.memory, batch, step)
-  _use(cache, batch.rows, plan.slots, priorities, frozen, step)
-  known = max(state.known, known + 1)
-  return state._replace(step=step + 1, known=known), plan
-
-
-def _move(
-  cache: Cache, batch: Unique, coming: Sequence[Unique], step: int
-) -> Plan:
-  """Assigns slots to the missing rows in the cache. Returns the plan."""
-  slots = np.empty(len(batch.rows), np.int64)
+    frozen = state.frozen.take(state.hot.places(batch.rows))
+  slots, fresh = np.empty((2, len(batch.rows)), np.int64)
   _slots_of(cache, batch.rows, slots)
   # Hits are counted before the missing rows get slots.
   plan = plan_with(batch, slots)
   there = len(slots) - len(plan.load)
   # The batch's own slots cannot be taken.
   room = min(len(plan.load), len(cache.row_at) - there)
-  taken = _take(cache, slots, coming, step, room)
-  room = len(taken)
-  placed = plan.load[:room]  # the others are loaded for this step only
-  evict, evict_slots = np.empty((2, room), np.int64)
-  dirty = _replace(cache, batch.rows[placed], taken, evict, evict_slots)
-  slots[placed] = taken
-  return plan._replace(
-    slots=slots,
-    store=plan.load[room:],
+  some = max(len(cache.row_at) // _LISTED, 2 * room, 1)
+  taken, low, limit = _take(state, slots, coming, room, some)
+  evict, evict_slots = np.empty((2, len(taken)), np.int64)
+  dirty = _replace(
+    cache, batch.rows, plan.load, taken, uses, slots, evict, evict_slots
+  )
+  fresh = fresh[: _use(cache, slots, uses, frozen, limit, fresh)]
+  # A stable sort merges two sorted parts.
+  low = np.sort(np.concatenate([low, np.sort(fresh)]), kind='stable')
+  if len(low) > 2 * some:
+    low, limit = low[:some], int(low[some - 1])
+  state = state._replace(
+    low=low, limit=limit, step=step + 1, known=max(state.known, known + 1)
+  )
+  # Rows without a slot are loaded for this step only.
+  return state, plan._replace(
+    store=plan.load[len(taken) :],
     evict=evict[:dirty],
     evict_slots=evict_slots[:dirty],
   )
 
 
 def _take(
-  cache: Cache, slots: Slots, coming: Sequence[Unique], step: int, room: int
-) -> Int[np.ndarray, ' taken']:
+  state: State, slots: Slots, coming: Sequence[Unique], room: int, some: int
+) -> tuple[Int[np.ndarray, ' taken'], Int[np.ndarray, ' low'], int]:
   """Returns slots for `room` new rows, in the order of their eviction.
 
   It returns fewer slots if batches known before are no longer upcoming, as
-  after the end of a schedule: their rows stay.
+  after the end of a schedule: their rows stay. Also returns the rest of the
+  list and its limit. The list gets about `some` keys when it is used up.
   """
-  taken = np.empty(0, np.int64)
+  cache, step, low, limit = state.cache, state.step, state.low, state.limit
+  taken, count = np.empty(room, np.int64), 0
   for frozen in (False, True):
-    unused = np.empty(room - len(taken), np.int64)
-    count = _take_unused(cache, step, frozen, unused)
-    taken = np.concatenate([taken, unused[:count]])
-    if len(taken) < room and coming:
+    count, read = _take_unused(cache, low, step, frozen, taken, count)
+    low = low[read:]
+    while count < room and (frozen or limit < _FROZEN):
+      more = _lowest(cache, limit, some)
+      if not len(more):
+        break
+      limit = int(more[-1])
+      count, read = _take_unused(cache, more, step, frozen, taken, count)
+      low = np.concatenate([low, more[read:]])
+    if count < room and coming:
       # The batch's own rows are marked as seen, so that they stay. The mark is
       # the step's number, so no mark needs clearing.
       cache.seen[slots[slots >= 0]] = step
       # It marks the slots that it finds, so a row counts for the first coming
-      # batch that uses it. Ties are broken as in the heap: lowest slot first.
+      # batch that uses it. Ties are broken as in the list: lowest slot first.
       groups = []
       for batch in coming:
         group = np.empty(len(batch.rows), np.int64)
-        count = _next_uses(cache, batch.rows, step, frozen, group)
-        groups.append(np.sort(group[:count]))
-      latest = np.concatenate(groups[::-1])[: room - len(taken)]
-      taken = np.concatenate([taken, latest])
-  return taken
+        size = _next_uses(cache, batch.rows, step, frozen, group)
+        groups.append(np.sort(group[:size]))
+      latest = np.concatenate(groups[::-1])[: room - count]
+      taken[count : count + len(latest)] = latest
+      count += len(latest)
+  return taken[:count], low, limit
+
+
+def _lowest(cache: Cache, limit: int, some: int) -> Int[np.ndarray, ' low']:
+  """Returns about `some` of the lowest keys above the limit, ascending.
+
+  It returns none only if there are none.
+  """
+  keys = np.empty_like(cache.row_at)
+  every = max(1, len(keys) // _SAMPLE)
+  sample = np.sort(keys[: _keys(cache, every, limit, _MOST, keys)])
+  most = sample[some // every] if some // every < len(sample) else _MOST
+  return np.sort(keys[: _keys(cache, 1, limit, most, keys)])
 
 
 @kernel
 @no_type_check
 def _key(cache: Cache, slot: int) -> int:
   """Returns the slot's current key."""
-  frozen = _FROZEN if cache.frozen[slot] else 0
   # Widened first, as the shift by 31 bits overflows an i32.
-  return int(frozen | np.int64(cache.priority[slot]) << 31 | slot)
+  key = np.int64(cache.priority[slot]) << 31 | slot
+  return key | np.int64(cache.frozen[slot]) << 62
 
 
 @kernel
 @no_type_check
-def _sift_down(heap: np.ndarray, at: int) -> None:
-  """Moves the entry at `at` down until no child is smaller."""
-  # Entry 0 is the size, as a tuple's numbers are immutable. Entries count from
-  # 1, and the children of `at` are 2 at and 2 at + 1.
-  size, key = heap[0], heap[at]
-  child = 2 * at
-  while child <= size:
-    if child < size and heap[child + 1] < heap[child]:
-      child += 1
-    if heap[child] >= key:
-      break
-    heap[at] = heap[child]
-    at, child = child, 2 * child
-  heap[at] = key
+def _keys(
+  cache: Cache, every: int, limit: int, most: int, out: np.ndarray
+) -> int:
+  """Writes and counts the keys above the limit, up to `most`.
 
-
-@kernel
-@no_type_check
-def _push(heap: np.ndarray, key: int) -> None:
-  heap[0] += 1
-  at = heap[0]
-  while at > 1 and heap[at >> 1] > key:
-    heap[at] = heap[at >> 1]
-    at >>= 1
-  heap[at] = key
-
-
-@kernel
-@no_type_check
-def _drop_top(heap: np.ndarray) -> None:
-  size = heap[0]
-  heap[0] = size - 1
-  heap[1] = heap[size]
-  if size > 2:
-    _sift_down(heap, 1)
-
-
-@kernel
-@no_type_check
-def _rebuild(cache: Cache) -> None:
-  """Puts all slots into the heap: at the start, and after keys may fall."""
-  size = len(cache.row_at)
-  cache.heap[0] = size
-  for slot in range(size):
-    cache.in_heap[slot] = True
-    cache.heap[1 + slot] = _key(cache, slot)
-  # Bottom-up construction is linear in the slots.
-  for at in range(size // 2, 0, -1):
-    _sift_down(cache.heap, at)
-
-
-@kernel
-@no_type_check
-def _note(cache: Cache, rows: np.ndarray, number: int) -> None:
-  """Records that the rows are used by batch `number`, the last known one."""
-  for row in rows:
-    cache.latest_use[row] = number + 1
+  It looks at one of `every` slots.
+  """
+  count = 0
+  for slot in range(0, len(cache.row_at), every):
+    out[count] = key = _key(cache, slot)
+    count += (key > limit) & (key <= most)
+  return count
 
 
 @kernel
@@ -330,31 +310,48 @@ def _slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
 
 @kernel
 @no_type_check
-def _take_unused(cache: Cache, step: int, frozen: bool, out: np.ndarray) -> int:
-  """Fills `out` with slots whose rows no known batch uses, in heap order.
+def _note(cache: Cache, rows: np.ndarray, number: int) -> None:
+  """Records that the rows are used by batch `number`, the last known one."""
+  for row in rows:
+    cache.latest_use[row] = number + 1
 
-  These slots leave the heap, as do those of used rows that it meets. If it is
-  to take `frozen` rows, no others may be left. Returns how many it found.
+
+@kernel
+@no_type_check
+def _take_unused(
+  cache: Cache,
+  low: np.ndarray,
+  step: int,
+  frozen: bool,
+  out: np.ndarray,
+  count: int,
+) -> tuple[int, int]:
+  """Fills `out` from place `count` with slots whose rows no known batch uses.
+
+  It reads the sorted keys `low` up to frozen rows, or to the end if it is to
+  take `frozen` ones. Returns how many slots `out` has then, and the place in
+  `low` from which it has what remains: used rows, and keys that were not read.
   """
-  heap, count = cache.heap, 0
-  while count < len(out) and heap[0] > 0:
-    key = heap[1]
+  kept, read, last = 0, 0, -1
+  while count < len(out) and read < len(low):
+    key = low[read]
     if key >= _FROZEN and not frozen:
-      break  # all remaining entries are frozen
+      break
+    read += 1
     slot = key & _SLOT
-    current = _key(cache, slot)
-    if key < current:  # the row was used since, so its key rose
-      heap[1] = current
-      _sift_down(heap, 1)
-      continue
-    _drop_top(heap)
-    cache.in_heap[slot] = False
+    if key == last or key != _key(cache, slot):
+      continue  # a copy, or outdated
+    last = key
     row = cache.row_at[slot]
-    # A used row stays out of the heap until `_use` at its last known batch.
-    if row < 0 or cache.latest_use[row] <= step:
-      out[count] = slot
-      count += 1
-  return count
+    if row >= 0 and cache.latest_use[row] > step:
+      low[kept] = key
+      kept += 1
+      continue
+    out[count] = slot
+    count += 1
+  for i in range(1, kept + 1):
+    low[read - i] = low[kept - i]
+  return count, read - kept
 
 
 @kernel
@@ -383,54 +380,86 @@ def _next_uses(
 def _replace(
   cache: Cache,
   rows: np.ndarray,
+  load: np.ndarray,
+  taken: np.ndarray,
+  uses: Uses,
   slots: np.ndarray,
   evict: np.ndarray,
   evict_slots: np.ndarray,
 ) -> int:
-  """Assigns `slots` to `rows`, i64[n]. Writes evicted rows and their slots.
+  """Gives the slots taken to rows to load. Writes evicted rows and their slots.
 
   Writes and counts only rows that may have changed. The host's copies of all
   others are current.
   """
-  count = 0
-  for i in range(len(rows)):
-    slot = slots[i]
+  counts, dirty, by_count = uses.counts, 0, len(uses.counts) > 0
+  for i in range(len(taken)):
+    slot = taken[i]
     old = cache.row_at[slot]
     if old >= 0:
       cache.place_of[old] = 0
-      if cache.dirty[slot]:
-        evict[count], evict_slots[count] = old, slot
-        count += 1
-    cache.row_at[slot] = rows[i]
-    cache.place_of[rows[i]] = slot + 1
+      if by_count:
+        counts[old] = _count(cache.priority[slot])
+      evict[dirty], evict_slots[dirty] = old, slot
+      dirty += cache.dirty[slot]
+  for i in range(len(taken)):
+    slot, u = taken[i], load[i]
+    row, slots[u] = rows[u], slot
+    cache.row_at[slot], cache.place_of[row] = row, slot + 1
     cache.dirty[slot] = False
-  return count
+    cache.priority[slot] = _priority(counts[row]) if by_count else 0
+  if by_count:
+    for i in range(len(taken), len(load)):
+      counts[rows[load[i]]] += uses.weight
+  return dirty
+
+
+@kernel
+@no_type_check
+def _priority(count: np.float32) -> int:
+  """Returns the priority by count, as in `evictions`."""
+  return np.float32(count).view(np.int32) + 1
+
+
+@kernel
+@no_type_check
+def _count(priority: int) -> np.float32:
+  return np.int32(priority - 1).view(np.float32)
 
 
 @kernel
 @no_type_check
 def _use(
   cache: Cache,
-  rows: np.ndarray,
   slots: np.ndarray,
-  priorities: np.ndarray,
+  uses: Uses,
   frozen: np.ndarray,
-  step: int,
-) -> None:
-  """Marks the rows of a batch, i64[U], as used by its step.
+  limit: int,
+  fresh: np.ndarray,
+) -> int:
+  """Marks the rows of a batch, i64[U], as used.
 
   Slots are -1 where there was no room. Rows that are not frozen become dirty.
+  Writes and counts the keys that changed and are not above the limit.
   """
-  for u in range(len(rows)):
+  count, by_count = 0, len(uses.counts) > 0
+  for u in range(len(slots)):
     slot = slots[u]
     if slot < 0:
       continue
-    # A heap entry keeps its old, lower key until it reaches the top.
-    cache.priority[slot] = priorities[u]
-    cache.frozen[slot] = frozen[u]
+    old = cache.priority[slot]
+    if by_count:
+      new = _priority(_count(old) + uses.weight)
+    else:
+      new = np.int64(uses.priorities[u])
+    key = new << 31 | slot
+    if len(frozen):
+      cache.frozen[slot] = frozen[u]
+      key |= np.int64(frozen[u]) << 62
     # A row that changed before it froze stays dirty.
-    cache.dirty[slot] |= not frozen[u]
-    # A row that a later known batch uses returns to the heap then.
-    if not cache.in_heap[slot] and cache.latest_use[rows[u]] <= step + 1:
-      cache.in_heap[slot] = True
-      _push(cache.heap, _key(cache, slot))
+    cache.dirty[slot] |= key < _FROZEN
+    cache.priority[slot] = new
+    if key <= limit and new != old:
+      fresh[count] = key
+      count += 1
+  return count

@@ -1,12 +1,11 @@
 """Cache eviction policies: priorities of rows that only a use changes."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.hashing import kernel
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.types import HotRows, RowIds, Unique
 
@@ -20,43 +19,60 @@ _HOT = 1 << 30  # above all priorities of cold rows, slots + steps
 Priorities = Int[np.ndarray, ' U']
 """Priorities of rows or slots, i32, at least 1. The lowest is evicted first."""
 
+Counts = Float[np.ndarray, ' N']
+"""Uses of each row that is in no slot, f32. The priority of a slot has the
+count of its row. Later uses weigh more, which spares ageing the counts."""
+
+
+class Uses(NamedTuple):
+  """The new priorities of a batch's rows: given, or by count."""
+
+  priorities: Priorities = np.empty(0, np.int32)
+  counts: Counts = np.empty(0, np.float32)
+  """Empty: priorities are given."""
+  weight: np.float32 = np.float32(0)
+  """What the batch adds to the count of each of its rows."""
+
 
 class Eviction(NamedTuple):
   """An eviction policy: the priorities of rows, which change only with use."""
 
-  start: Callable[[int, HotRows | None, RowIds], tuple[Any, Priorities]]
-  """Returns the policy's memory and the priority of each slot, given N, the hot
-  rows and the first rows in the slots, i64[C]. Priorities of empty slots are
-  ignored."""
-  used: Callable[[Any, Unique, int], Priorities]
-  """Returns the new priorities of a batch's rows, given the memory, which it
-  changes in place, the batch and its number."""
-  renew: Callable[[Any, RowIds, int], Priorities | None] = (
-    lambda memory, contents, step: None
+  start: Callable[[Counts, HotRows | None, RowIds], tuple[Any, Priorities]]
+  """Returns the policy's memory and the priority of each slot, given zeros, the
+  hot rows and the first rows in the slots, i64[C]. Priorities of empty slots
+  are ignored."""
+  used: Callable[[Any, Unique, int], Uses]
+  """Returns the new priorities, given the memory, the batch and its number."""
+  counts: bool = False
+  """Whether priorities are by count. Others must not use the zeros."""
+  renew: Callable[[Any, Priorities, int], Priorities | None] = (
+    lambda memory, priorities, step: None
   )
   """Returns new priorities of all slots, or None to keep them, given the
-  memory, the rows in the slots and the number of the next batch."""
+  memory, the priorities and the number of the next batch."""
+  reads_hot: bool = False
+  """Whether `used` reads `Unique.hot`."""
   looks_ahead: bool = False
   """Whether rows of known batches are kept as long as others can be evicted."""
 
 
 def _lru_start(
-  num_rows: int, hot: HotRows | None, contents: RowIds
+  counts: Counts, hot: HotRows | None, contents: RowIds
 ) -> tuple[int, Priorities]:
   slots = len(contents)
   # The most popular row comes first and is evicted last. Any use ranks higher.
   return slots, np.arange(slots, 0, -1, dtype=np.int32)
 
 
-def _lru_used(slots: int, batch: Unique, step: int) -> Priorities:
-  return np.full(len(batch.rows), slots + 1 + step, np.int32)
+def _lru_used(slots: int, batch: Unique, step: int) -> Uses:
+  return Uses(np.full(len(batch.rows), slots + 1 + step, np.int32))
 
 
 def _static_start(
-  num_rows: int, hot: HotRows | None, contents: RowIds
+  counts: Counts, hot: HotRows | None, contents: RowIds
 ) -> tuple[tuple[int, int], Priorities]:
   hot = check_hot(hot, 'eviction static ranks rows by their popularity')
-  slots, cold = _lru_start(num_rows, hot, contents)
+  slots, cold = _lru_start(counts, hot, contents)
   num_hot = len(hot.rows)
   return (slots, num_hot), _static(hot.places(contents), num_hot, cold)
 
@@ -69,54 +85,10 @@ def _static(
   return ranked.astype(np.int32)
 
 
-def _static_used(
-  memory: tuple[int, int], batch: Unique, step: int
-) -> Priorities:
+def _static_used(memory: tuple[int, int], batch: Unique, step: int) -> Uses:
   slots, num_hot = memory
   assert batch.hot is not None
-  return _static(batch.hot, num_hot, slots + 1 + step)
-
-
-Counts = Float[np.ndarray, ' N']
-"""Uses of each row, f32, cached or not. Later uses weigh more, which spares
-ageing the counts."""
-
-
-def _lfu_start(
-  num_rows: int, hot: HotRows | None, contents: RowIds
-) -> tuple[Counts, Priorities]:
-  counts, slots = np.zeros(num_rows, np.float32), len(contents)
-  full = np.flatnonzero(contents >= 0)
-  counts[contents[full]] = 2 - full / slots  # above that of a row used once
-  return counts, _by_count(counts.take(contents))
-
-
-def _lfu_used(counts: Counts, batch: Unique, step: int) -> Priorities:
-  # Only ratios matter, so later uses weigh more and the N counts need no decay.
-  now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
-  sums = np.empty(len(batch.rows), np.float32)
-  _add_use(counts, batch.rows, now, sums)
-  return _by_count(sums)
-
-
-@kernel
-@no_type_check
-def _add_use(
-  counts: np.ndarray, rows: np.ndarray, use: np.float32, sums: np.ndarray
-) -> None:
-  """Adds `use` to counts f32[N] of unique rows. Writes their sums f32[U]."""
-  for u in range(len(rows)):
-    sums[u] = counts[rows[u]] + use
-    counts[rows[u]] = sums[u]
-
-
-def _lfu_renew(
-  counts: Counts, contents: RowIds, step: int
-) -> Priorities | None:
-  if step == 0 or step % _REBASE:
-    return None
-  counts *= np.float32(2 ** (-_REBASE / HALF_LIFE))
-  return _by_count(counts.take(contents))
+  return Uses(_static(batch.hot, num_hot, slots + 1 + step))
 
 
 def _by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
@@ -124,10 +96,34 @@ def _by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
   return counts.view(np.int32) + 1
 
 
-_LFU = Eviction(_lfu_start, _lfu_used, _lfu_renew)
+def _lfu_start(
+  counts: Counts, hot: HotRows | None, contents: RowIds
+) -> tuple[Counts, Priorities]:
+  slots = len(contents)
+  first = 2 - np.arange(slots) / slots  # above that of a row used once
+  return counts, _by_count(first.astype(np.float32))
+
+
+def _lfu_used(counts: Counts, batch: Unique, step: int) -> Uses:
+  # Only ratios matter, so later uses weigh more and the N counts need no decay.
+  weight = np.float32(2 ** (step % _REBASE / HALF_LIFE))
+  return Uses(counts=counts, weight=weight)
+
+
+def _lfu_renew(
+  counts: Counts, priorities: Priorities, step: int
+) -> Priorities | None:
+  if step == 0 or step % _REBASE:
+    return None
+  scale = np.float32(2 ** (-_REBASE / HALF_LIFE))
+  counts *= scale
+  return _by_count((priorities - 1).view(np.float32) * scale)
+
+
+_LFU = Eviction(_lfu_start, _lfu_used, counts=True, renew=_lfu_renew)
 
 EVICTIONS: dict[str, Eviction] = {
-  'static': Eviction(_static_start, _static_used),
+  'static': Eviction(_static_start, _static_used, reads_hot=True),
   'lru': Eviction(_lru_start, _lru_used),
   'lfu': _LFU,
   'look_ahead': _LFU._replace(looks_ahead=True),

@@ -72,6 +72,7 @@ STREAMED = Placement(
   keeps=lambda num_rows, hot: NO_ROWS,
   start=lambda num_rows, hot, contents: None,
   plan=_planning(_slots_of_copies),
+  reads_hot=True,
   freeze=_freeze,
   copies_frozen=True,
 )
@@ -105,6 +106,7 @@ PINNED = Placement(
   start=lambda num_rows, hot, contents: len(_keeps(num_rows, hot)),
   plan=_planning(_slots),
   needs_hot=True,
+  reads_hot=True,
 )
 
 SWAPPED = Placement(
@@ -115,6 +117,7 @@ SWAPPED = Placement(
     lambda state, batch: _slots(state[1] if state[0] else 0, batch)
   ),
   needs_hot=True,
+  reads_hot=True,
   swap=lambda state, here: (here, state[1]),
   swaps=True,
 )

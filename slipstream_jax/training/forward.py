@@ -50,6 +50,7 @@ def forward(
   weights: Float[jax.Array, ' B'] | None = None,
   rng: jax.Array | None = None,
   pooled: bool = False,
+  portable: bool = False,
 ) -> tuple[Float[jax.Array, 'B ...'], dict[str, Any]]:
   """Returns logits, f32[B] or f32[B, T], and the model's new state.
 
@@ -64,6 +65,7 @@ def forward(
     weights: of the examples, if the pass trains.
     rng: the step's key, if the pass trains.
     pooled: whether `rows` and `inverses` are the results of `pool` instead.
+    portable: as in `embed`.
   """
   model, real = adapt(recipe.model), inverses
   if pooled:
@@ -71,7 +73,9 @@ def forward(
     embeddings = {name: rows[name] for name in recipe.tables.features}
     real = {name: inverses[name] for name in recipe.tables.features}
   else:
-    embeddings, real = pool(recipe.tables, rows, inverses, lookup_weights)
+    embeddings, real = pool(
+      recipe.tables, rows, inverses, lookup_weights, portable
+    )
   keywords = {
     'train': weights is not None,
     'weights': jnp.ones(len(dense)) if weights is None else weights,
@@ -137,6 +141,7 @@ def pool(
   rows: GroupRows,
   inverses: Inverses,
   lookup_weights: Float[jax.Array, 'B ...'] | None,
+  portable: bool = False,
 ) -> tuple[dict[str, jax.Array], RealLookups]:
   """Returns embeddings and masks of real lookups by name, in features' order.
 
@@ -153,7 +158,7 @@ def pool(
       weights = weights[:, np.array(group.columns)]
     features = {name: tables.features[name] for name in group.features}
     block = block.astype(jnp.float32)
-    embeddings |= embed(block, inverse, features, weights)
+    embeddings |= embed(block, inverse, features, weights, portable)
     for name, (start, end) in zip(group.features, group.spans, strict=True):
       real[name] = inverse[:, start:end] >= 0
   in_order = {name: embeddings[name] for name in tables.features}

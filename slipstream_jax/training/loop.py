@@ -242,10 +242,10 @@ def _row_index(
     plans, blocks, trainer.engine.hot_of_groups, strict=True
   ):
     assert hot is not None
-    assert plan.hot is not None
     # Padding counts as cold, so that its values are dropped.
     index = np.full(len(block.rows), len(hot.rows), np.int32)
-    index[: len(plan.hot)] = plan.hot
+    places = hot.places(plan.rows) if plan.hot is None else plan.hot
+    index[: len(places)] = places
     indices.append(index)
   return tuple(indices)
 

@@ -94,9 +94,10 @@ class TestBaseline:
 
   def test_padding_is_refused(self, name):
     batch, baseline = make_batch(), build(name)
-    long = batch._replace(lookups=batch.lookups[..., None].repeat(2, axis=2))
+    columns = [batch.lookups[:, :2], batch.lookups[:, [0, 1, 2, 2]]]
+    unequal = [batch._replace(lookups=lookups) for lookups in columns]
     batch.lookups[3, 1] = -1
-    for bad in (batch, long):
+    for bad in (batch, *unequal):
       with pytest.raises(UserError, match='without padding'):
         baseline.prepare(bad)
 
@@ -115,6 +116,30 @@ def test_baselines_agree_on_sgd():
   pairs = zip(numpy_dense(one), numpy_dense(other), strict=True)
   for ours, theirs in [(numpy_rows(one), numpy_rows(other)), *pairs]:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_linear_baselines_train_bags():
+  """Against numpy, by plain SGD where the rows have it."""
+  first = make_batch()
+  # Two lookups of a bag are rows of one table, and may be the same row.
+  bags = np.stack([first.lookups, make_batch(1).lookups], axis=2)
+  batch = first._replace(lookups=bags)
+  weights = batch.weights / batch.weights.sum()
+  for name in baselines.LINEAR:
+    baseline = baselines.linear(name, ROWS, 4, 0.05)
+    rows, (weight, bias) = numpy_rows(baseline), numpy_dense(baseline)
+    x = rows[bags].sum(axis=2).reshape(len(bags), -1)
+    logits = x @ weight[0] + bias
+    losses = np.logaddexp(0, logits) - batch.labels * logits
+    loss = float(baseline.step(baseline.prepare(batch)))
+    np.testing.assert_allclose(loss, losses @ weights, rtol=1e-5)
+    slope = weights * (1 / (1 + np.exp(-logits)) - batch.labels)
+    if name in ('embedding_bag', 'fbgemm'):
+      to_bags = np.outer(slope, weight[0]).reshape(len(bags), len(ROWS), 1, 4)
+      np.subtract.at(rows, bags, 0.05 * np.repeat(to_bags, 2, axis=2))
+      np.testing.assert_allclose(numpy_rows(baseline), rows, atol=1e-6)
+    changed = weight - 0.05 * slope @ x
+    np.testing.assert_allclose(numpy_dense(baseline)[0], changed, atol=1e-6)
 
 
 def test_onednn_layer_has_the_gradients_of_torch():

@@ -1,5 +1,7 @@
 """Plans of the device cache: against brute force, and carried out."""
 
+import importlib
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -125,6 +127,14 @@ def test_long_runs_equal_a_simulator(eviction, capacity, ahead):
   assert_equals_oracle(eviction, long_run(eviction, capacity, ahead))
 
 
+@evictions
+@pytest.mark.parametrize('ahead', [0, 3])
+def test_low_keys_may_be_guessed_from_few_slots(eviction, ahead, monkeypatch):
+  module = importlib.import_module('slipstream_jax.placement.cached')
+  monkeypatch.setattr(module, '_SAMPLE', 12)
+  assert_equals_oracle(eviction, long_run(eviction, 90, ahead))
+
+
 @pytest.mark.parametrize('eviction', ['lfu', 'look_ahead'])
 def test_order_of_counts_survives_their_scaling(eviction):
   capacity, ahead, num_rows, hot, batches = long_run(eviction, 40, 2)
@@ -141,6 +151,17 @@ def test_order_of_counts_survives_their_scaling(eviction):
     slots, load, *_ = oracle.plan(batch, coming)
     assert (plan.slots.tolist(), plan.load.tolist()) == (slots, load)
   assert state.memory.max() < 1e3  # it was scaled
+
+
+def test_no_slot_is_taken_twice_if_its_new_row_counts_as_much_as_the_old():
+  placement, hot = cached(2, 'look_ahead', 1), hot_rows(np.arange(2), 4)
+  state = placement.start(4, hot, None)
+  # Row 0 counts 2 from the start, as a use does now.
+  state = state._replace(step=1000, known=1000)
+  found = [unique_rows(np.array([rows]), 4, hot) for rows in ([2, 3], [0, 1])]
+  state, _ = placement.plan(state, found)
+  _, plan = placement.plan(state, found[1:])
+  assert plan.slots.tolist() == [0, 1]
 
 
 def assert_cache_agrees(cache):

@@ -51,8 +51,9 @@ def test_what_stands_still_is_in_no_plan(name):
     np.testing.assert_array_equal(
       stale, stale & (step >= EVERY and phase < STANDS)
     )
-    still = stale[np.minimum(plan.hot, len(stale) - 1)]
-    still &= plan.hot < len(stale)
+    places = HOT.places(plan.rows)
+    still = stale[np.minimum(places, len(stale) - 1)]
+    still &= places < len(stale)
     moved = np.union1d(plan.load, plan.store)
     if not known:
       assert item.judgement.frozen in ({}, {0: None})

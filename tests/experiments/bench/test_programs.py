@@ -32,3 +32,17 @@ def test_an_output_that_cannot_be_written_is_refused_first(tmp_path):
     assert (done.returncode, done.stdout) == (1, '')
     assert_one_sentence(done.stderr, '--output', str(output.parent))
   assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+def test_embeddings_alone_are_timed_under_each_placement(tmp_path):
+  command = [sys.executable, '-m', 'experiments.bench.embedding']
+  output = tmp_path / 'figures.json'
+  small = ['--dims=4', '--lookups=2', '--batch=8', '--most_rows=200']
+  short = ['--rounds=1', '--steps=3', '--optimizers=sgd', f'--output={output}']
+  done = finished([*command, *small, *short])
+  assert (done.returncode, done.stderr) == (0, '')
+  figures = json.loads(output.read_text())
+  lines = figures['examples/s with sgd']
+  who = {line['who'] for line in lines}
+  assert who > {'resident', 'pinned 10 %', 'cached 1 %', 'streamed'}
+  assert all(line['best turn'] >= line['median'] > 0 for line in lines)

@@ -1,0 +1,499 @@
+"""Sums of bags and their gradient, as XLA FFI targets on a CPU.
+
+XLA copies every looked-up row before it sums, and adds gradients on one thread.
+These loops share bags and rows among threads. One thread takes a sum, in the
+order of lookups. So no bit depends on the number of threads.
+
+A target is a C function that numba compiles, so the package needs no compiled
+extension. It reads XLA's call frame (xla/ffi/api/c_api.h) by offsets. Its
+threads are made by pthread_create: numba's own ones run one loop at a time, and
+end the process if two threads ask.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+import threading
+from typing import Any, no_type_check
+
+import jax
+from llvmlite import binding, ir
+from numba import carray, cfunc, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+import numpy as np
+
+POOL, SPREAD = 'slipstream_pool_bags', 'slipstream_spread_bags'
+"""Names of the targets, which JAX's cache of compiled programs keeps."""
+limits = (ctypes.c_int64 * 2)(1, 1 << 19)
+"""Most threads of one call, and the bytes that are worth one. To start a thread
+takes 20 us."""
+
+_WORKER, _LIMITS = 'slipstream_bag_worker', 'slipstream_bag_limits'
+_CHUNKS = 8  # parts of the work for each thread
+_LANES = 16  # floats that are added at once
+_WIDTH = 4 * _LANES  # bytes
+_AHEAD = 12  # rows to prefetch
+_lock = threading.Lock()
+_kept: list[Any] = []  # compiled functions, which are freed with their object
+_kernel = njit(cache=True, nogil=True, error_model='numpy')
+_inline = njit(inline='always')
+
+
+def register() -> bool:
+  """Registers the targets, once. Returns whether this machine can have them."""
+  with _lock:
+    return _register()
+
+
+@functools.cache
+def _register() -> bool:
+  if sys.platform != 'linux' or os.environ.get('NUMBA_DISABLE_JIT') == '1':
+    return False
+  limits[0] = len(os.sched_getaffinity(0))
+  binding.add_symbol(_LIMITS, ctypes.addressof(limits))
+  # Its address must be known before the targets are linked.
+  binding.add_symbol(_WORKER, _compiled(_worker))
+  new = ctypes.pythonapi.PyCapsule_New
+  new.restype = ctypes.py_object
+  new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+  for name, target in ((POOL, _pool), (SPREAD, _spread)):
+    capsule = new(_compiled(target), None, None)
+    jax.ffi.register_ffi_target(name, capsule, platform='cpu', api_version=1)
+  return True
+
+
+def _compiled(function: Any) -> int:
+  """Returns the address of a function of one address."""
+  kind = types.int64(types.int64)
+  _kept.append(cfunc(kind, cache=True, error_model='numpy')(function))
+  address: int = _kept[-1].address
+  return address
+
+
+# Memory by its address.
+
+
+@intrinsic
+@no_type_check
+def _pointer(typing: Any, address: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+  return types.voidptr(types.int64), codegen
+
+
+@_inline
+@no_type_check
+def _floats(address: int, count: int) -> np.ndarray:
+  return carray(_pointer(address), count, np.float32)
+
+
+@_inline
+@no_type_check
+def _ints(address: int, count: int) -> np.ndarray:
+  return carray(_pointer(address), count, np.int32)
+
+
+@_inline
+@no_type_check
+def _longs(address: int, count: int) -> np.ndarray:
+  return carray(_pointer(address), count, np.int64)
+
+
+# Sums in registers.
+
+
+class _Vector(types.Type):
+  """Sixteen floats in a register."""
+
+
+_vector = _Vector('float32x16')
+_ir_vector = ir.VectorType(ir.FloatType(), _LANES)
+
+
+@register_model(_Vector)
+class _VectorModel(models.PrimitiveModel):
+  def __init__(self, manager: Any, kind: Any) -> None:
+    super().__init__(manager, kind, _ir_vector)
+
+
+@intrinsic
+@no_type_check
+def _filled(typing: Any, value: Any) -> Any:
+  """Returns a vector of a value."""
+
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    one, word = ir.Constant(_ir_vector, ir.Undefined), ir.IntType(32)
+    one = builder.insert_element(one, args[0], word(0))
+    places = ir.Constant(ir.VectorType(word, _LANES), [0] * _LANES)
+    return builder.shuffle_vector(one, one, places)
+
+  return _vector(types.float32), codegen
+
+
+@intrinsic
+@no_type_check
+def _load(typing: Any, address: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    pointer = builder.inttoptr(args[0], _ir_vector.as_pointer())
+    return builder.load(pointer, align=4)
+
+  return _vector(types.int64), codegen
+
+
+@intrinsic
+@no_type_check
+def _plus(typing: Any, a: Any, b: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.fadd(*args)
+
+  return _vector(_vector, _vector), codegen
+
+
+@intrinsic
+@no_type_check
+def _store(typing: Any, vector: Any, address: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    pointer = builder.inttoptr(args[1], _ir_vector.as_pointer())
+    builder.store(args[0], pointer, align=4)
+
+  return types.void(_vector, types.int64), codegen
+
+
+@intrinsic
+@no_type_check
+def _prefetch(typing: Any, address: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+    name = 'llvm.prefetch.p0i8'
+    call = cgutils.get_or_insert_function(builder.module, kind, name)
+    into_all_caches = (word(x) for x in (0, 3, 1))
+    builder.call(call, [builder.inttoptr(args[0], byte), *into_all_caches])
+
+  return types.void(types.int64), codegen
+
+
+@_kernel
+@no_type_check
+def _sum(
+  source: int,
+  dim: int,
+  items: np.ndarray,
+  first: int,
+  end: int,
+  start: float,
+  out: int,
+) -> None:
+  """Adds rows of floats [dim] to `start`, in the order of `items`.
+
+  Items are numbers of rows. A negative one adds 0. `source` and `out` are
+  addresses.
+  """
+  d, last, none = 0, len(items) - 1, np.float32(0)
+  while d + 4 * _LANES <= dim:
+    w, x, y, z = _filled(start), _filled(start), _filled(start), _filled(start)
+    for at in range(first, end):
+      soon = source + 4 * (max(0, items[min(at + _AHEAD, last)]) * dim + d)
+      for line in range(4):
+        _prefetch(soon + _WIDTH * line)
+      if items[at] >= 0:
+        row = source + 4 * (np.int64(items[at]) * dim + d)
+        w = _plus(w, _load(row))
+        x = _plus(x, _load(row + _WIDTH))
+        y = _plus(y, _load(row + 2 * _WIDTH))
+        z = _plus(z, _load(row + 3 * _WIDTH))
+      else:
+        w, x = _plus(w, _filled(none)), _plus(x, _filled(none))
+        y, z = _plus(y, _filled(none)), _plus(z, _filled(none))
+    to = out + 4 * d
+    _store(w, to)
+    _store(x, to + _WIDTH)
+    _store(y, to + 2 * _WIDTH)
+    _store(z, to + 3 * _WIDTH)
+    d += 4 * _LANES
+  while d + _LANES <= dim:
+    w = _filled(start)
+    for at in range(first, end):
+      _prefetch(source + 4 * (max(0, items[min(at + _AHEAD, last)]) * dim + d))
+      if items[at] >= 0:
+        w = _plus(w, _load(source + 4 * (np.int64(items[at]) * dim + d)))
+      else:
+        w = _plus(w, _filled(none))
+    _store(w, out + 4 * d)
+    d += _LANES
+  while d < dim:
+    total = start
+    for at in range(first, end):
+      if items[at] >= 0:
+        total += _floats(source + 4 * (np.int64(items[at]) * dim + d), 1)[0]
+      else:
+        total += none
+    _floats(out + 4 * d, 1)[0] = total
+    d += 1
+
+
+@_kernel
+@no_type_check
+def _copy(source: int, dim: int, out: int) -> None:
+  d = 0
+  while d + _LANES <= dim:
+    _store(_load(source + 4 * d), out + 4 * d)
+    d += _LANES
+  while d < dim:
+    _floats(out + 4 * d, 1)[0] = _floats(source + 4 * d, 1)[0]
+    d += 1
+
+
+# The work, as chunks of a job that threads take until none is left.
+
+_JOB = np.dtype(
+  [
+    (name, np.int64)
+    for name in (
+      *('next', 'chunks', 'spreads', 'source', 'inverse', 'starts', 'out'),
+      *('ends', 'order', 'examples', 'columns', 'bags', 'rows', 'dim'),
+    )
+  ]
+)
+
+
+@_kernel
+@no_type_check
+def _pool_chunk(job: Any, first: int, end: int) -> None:
+  """Sums the rows of each bag of the examples `first` to `end`."""
+  dim = job.dim
+  inverse = _ints(job.inverse, job.examples * job.columns)
+  starts = _ints(job.starts, job.bags + 1)
+  to = job.out + 4 * dim * first * job.bags
+  for example in range(first, end):
+    for bag in range(job.bags):
+      at = example * job.columns + starts[bag]
+      stop = example * job.columns + starts[bag + 1]
+      if stop - at == 1 and inverse[at] >= 0:  # keeps what is below 2**-126
+        _copy(job.source + 4 * dim * np.int64(inverse[at]), dim, to)
+      else:
+        # Minus zero, which changes nothing that is added to it.
+        _sum(job.source, dim, inverse, at, stop, np.float32(-0.0), to)
+      to += 4 * dim
+
+
+@_kernel
+@no_type_check
+def _sort(job: Any) -> None:
+  """Lists the bags that look up each row, in the order of lookups."""
+  inverse = _ints(job.inverse, job.examples * job.columns)
+  starts, ends = _ints(job.starts, job.bags + 1), _ints(job.ends, job.rows)
+  order = _ints(job.order, len(inverse))
+  ends[:] = 0
+  for row in inverse:
+    if row >= 0:
+      ends[row] += 1
+  total = 0
+  for row in range(len(ends)):  # first where each row's bags start
+    own = ends[row]
+    ends[row] = total
+    total += own
+  number = 0
+  for example in range(job.examples):
+    for bag in range(job.bags):
+      for at in range(starts[bag], starts[bag + 1]):
+        row = inverse[example * job.columns + at]
+        if row >= 0:
+          order[ends[row]] = number
+          ends[row] += 1
+      number += 1
+
+
+@_kernel
+@no_type_check
+def _first_row(ends: np.ndarray, target: int) -> int:
+  """Returns the first row whose bags end at `target` or later."""
+  low, high = 0, len(ends)
+  while low < high:
+    middle = (low + high) // 2
+    if ends[middle] < target:
+      low = middle + 1
+    else:
+      high = middle
+  return low
+
+
+@_kernel
+@no_type_check
+def _spread_chunk(job: Any, chunk: int) -> None:
+  """Sums the gradients of the bags that look up each row of a chunk."""
+  ends = _ints(job.ends, job.rows)
+  order = _ints(job.order, job.examples * job.columns)
+  total = np.int64(ends[-1])  # chunks have about as many lookups each
+  row = 0 if chunk == 0 else _first_row(ends, total * chunk // job.chunks + 1)
+  end = job.rows
+  if chunk + 1 < job.chunks:
+    end = _first_row(ends, total * (chunk + 1) // job.chunks + 1)
+  at = ends[row - 1] if row > 0 else 0
+  while row < end:
+    to = job.out + 4 * job.dim * row
+    _sum(job.source, job.dim, order, at, ends[row], np.float32(0), to)
+    at = ends[row]
+    row += 1
+
+
+@intrinsic
+@no_type_check
+def _take_number(typing: Any, address: Any) -> Any:
+  """Returns an i64 and increments it, as one operation for all threads."""
+
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+    return builder.atomic_rmw('add', pointer, ir.IntType(64)(1), 'monotonic')
+
+  return types.int64(types.int64), codegen
+
+
+@_kernel
+@no_type_check
+def _take_part(address: int) -> None:
+  job = carray(_pointer(address), 1, _JOB)[0]
+  while True:
+    chunk = _take_number(address)  # of `next`, the first field
+    if chunk >= job.chunks:
+      return
+    if job.spreads:
+      _spread_chunk(job, chunk)
+    else:
+      first = job.examples * chunk // job.chunks
+      _pool_chunk(job, first, job.examples * (chunk + 1) // job.chunks)
+
+
+@no_type_check
+def _worker(address: int) -> int:
+  _take_part(address)
+  return 0
+
+
+# Threads.
+
+_address = types.int64
+_create = types.ExternalFunction(
+  'pthread_create', types.intc(_address, _address, _address, _address)
+)
+_join = types.ExternalFunction('pthread_join', types.intc(_address, _address))
+
+
+def _address_of(name: str) -> Any:
+  """Returns a compiled function of the address of a symbol."""
+
+  @intrinsic
+  @no_type_check
+  def address(typing: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+      value = cgutils.add_global_variable(builder.module, ir.IntType(8), name)
+      return builder.ptrtoint(value, ir.IntType(64))
+
+    return types.int64(), codegen
+
+  return address
+
+
+_worker_address, _limits_address = map(_address_of, (_WORKER, _LIMITS))
+
+
+@_kernel
+@no_type_check
+def _run(job: Any, nbytes: int) -> None:
+  """Runs a job that reads some bytes."""
+  most, enough = _longs(_limits_address(), 2)
+  count = max(1, min(most, nbytes // max(1, enough)))
+  job[0].chunks = 1 if count == 1 else _CHUNKS * count
+  address, ids = job.ctypes.data, np.zeros(count, np.int64)
+  for i in range(1, count):
+    # A thread that cannot start has its chunks taken by the others.
+    at = ids.ctypes.data + 8 * i
+    if _create(at, 0, _worker_address(), address) != 0:
+      ids[i] = 0
+  _take_part(address)
+  for i in range(1, count):
+    if ids[i] != 0:
+      _join(ids[i], 0)
+
+
+# What XLA calls. An operand's address is at 24 of its buffer, its shape at 40.
+
+
+@_inline
+@no_type_check
+def _only_asks(frame: int) -> bool:
+  """Whether XLA only asks for the version of its API, which is then told."""
+  extension = _longs(frame + 8, 1)[0]
+  if extension == 0 or _ints(extension + 8, 1)[0] != 1:
+    return False
+  version = _ints(_longs(extension + 24, 1)[0] + 24, 2)
+  version[0], version[1] = 0, 1
+  return True
+
+
+@_inline
+@no_type_check
+def _operand(frame: int, number: int) -> int:
+  return _longs(_longs(frame + 72, 1)[0], 3)[number]
+
+
+@_inline
+@no_type_check
+def _result(frame: int, number: int) -> int:
+  return _longs(_longs(frame + 112, 1)[0], 3)[number]
+
+
+@_inline
+@no_type_check
+def _data(buffer: int) -> int:
+  return _longs(buffer + 24, 1)[0]
+
+
+@_inline
+@no_type_check
+def _shape(buffer: int) -> np.ndarray:
+  return _longs(_longs(buffer + 40, 1)[0], 3)
+
+
+@_kernel
+@no_type_check
+def _job(frame: int, rows: int) -> np.ndarray:
+  """Returns a job with all fields that both targets have, [1]."""
+  inverse, starts = _operand(frame, 1), _operand(frame, 2)
+  jobs = np.zeros(1, _JOB)
+  job = jobs[0]
+  job.source, job.out = _data(_operand(frame, 0)), _data(_result(frame, 0))
+  job.inverse, job.starts = _data(inverse), _data(starts)
+  job.examples, job.columns = _shape(inverse)[0], _shape(inverse)[1]
+  job.bags = _shape(starts)[0] - 1
+  job.rows, job.dim = _shape(rows)[0], _shape(rows)[1]
+  return jobs
+
+
+@no_type_check
+def _pool(frame: int) -> int:
+  """Maps f32[P, D], i32[B, K] and i32[G + 1] to f32[B, G, D]."""
+  if _only_asks(frame):
+    return 0
+  job = _job(frame, _operand(frame, 0))
+  _run(job, 4 * job[0].dim * job[0].examples * job[0].columns)
+  return 0
+
+
+@no_type_check
+def _spread(frame: int) -> int:
+  """Maps f32[B, G, D], i32[B, K] and i32[G + 1] to f32[P, D].
+
+  Its other results are memory to work in: i32[P] and i32[B * K].
+  """
+  if _only_asks(frame):
+    return 0
+  job = _job(frame, _result(frame, 0))
+  job[0].spreads = 1
+  job[0].ends, job[0].order = _data(_result(frame, 1)), _data(_result(frame, 2))
+  _sort(job[0])
+  _run(job, 4 * job[0].dim * job[0].examples * job[0].columns)
+  return 0

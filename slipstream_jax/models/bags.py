@@ -1,0 +1,194 @@
+"""Sums of bags of rows, in the order of lookups.
+
+On a CPU they are kernels (`bag_kernels`), and elsewhere XLA's. Both give the
+same bits, wherever floats below 2**-126 become 0.
+"""
+
+from collections.abc import Sequence
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.types import Rows
+
+_UNROLLED = 512  # rows of a bag that XLA sums in one loop over the bags
+
+
+def bag_sums(
+  rows: Rows,
+  inverse: Int[jax.Array, 'B K'],
+  lengths: tuple[int, ...],
+  shares: Float[jax.Array, 'B K'] | None = None,
+  portable: bool = False,
+) -> Float[jax.Array, 'B G D']:
+  """Sums the rows of each of an example's G bags.
+
+  Args:
+    rows: f32[P, D].
+    inverse: place in `rows` of each lookup, or -1, which adds nothing, i32.
+    lengths: columns of each bag.
+    shares: factor of each lookup, 0 for padding. None: all are 1.
+    portable: whether the compiled program must run where this package is not.
+  """
+  if shares is not None or portable or not _has_kernels(rows, inverse):
+    return _by_xla(rows, inverse, lengths, shares)
+  return _by_platform(rows, inverse, lengths)
+
+
+def _has_kernels(rows: jax.Array, inverse: jax.Array) -> bool:
+  from slipstream_jax import bag_kernels  # numba, which loads slowly
+
+  fits = rows.dtype == np.float32 and inverse.dtype == np.int32
+  return fits and rows.size > 0 < inverse.size and bag_kernels.register()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _by_platform(
+  rows: jax.Array, inverse: jax.Array, lengths: tuple[int, ...]
+) -> jax.Array:
+  from slipstream_jax import bag_kernels
+
+  def kernel(rows: jax.Array, inverse: jax.Array) -> jax.Array:
+    shape = len(inverse), len(lengths), rows.shape[1]
+    result = jax.ShapeDtypeStruct(shape, np.float32)
+    call = jax.ffi.ffi_call(bag_kernels.POOL, result, vmap_method='sequential')
+    return call(rows, inverse, _starts(lengths))
+
+  return jax.lax.platform_dependent(
+    rows,
+    inverse,
+    cpu=kernel,
+    default=functools.partial(_by_xla, lengths=lengths),
+  )
+
+
+def _forward(
+  rows: jax.Array, inverse: jax.Array, lengths: tuple[int, ...]
+) -> tuple[jax.Array, Any]:
+  return _by_platform(rows, inverse, lengths), (inverse, rows)
+
+
+def _backward(
+  lengths: tuple[int, ...], kept: Any, gradient: jax.Array
+) -> tuple[jax.Array, None]:
+  from slipstream_jax import bag_kernels
+
+  inverse, rows = kept
+
+  def kernel(gradient: jax.Array, inverse: jax.Array) -> jax.Array:
+    results = (
+      jax.ShapeDtypeStruct(rows.shape, np.float32),
+      jax.ShapeDtypeStruct(rows.shape[:1], np.int32),
+      jax.ShapeDtypeStruct((inverse.size,), np.int32),
+    )
+    call = jax.ffi.ffi_call(
+      bag_kernels.SPREAD, results, vmap_method='sequential'
+    )
+    return call(gradient, inverse, _starts(lengths))[0]
+
+  def by_xla(gradient: jax.Array, inverse: jax.Array) -> jax.Array:
+    # Linear, so no value of the rows is read.
+    _, back = jax.vjp(lambda rows: _by_xla(rows, inverse, lengths), rows)
+    return back(gradient)[0]
+
+  to_rows = jax.lax.platform_dependent(
+    gradient, inverse, cpu=kernel, default=by_xla
+  )
+  return to_rows, None
+
+
+_by_platform.defvjp(_forward, _backward)
+
+
+def _starts(lengths: Sequence[int]) -> np.ndarray:
+  return np.cumsum([0, *lengths], dtype=np.int32)
+
+
+def _by_xla(
+  rows: jax.Array,
+  inverse: jax.Array,
+  lengths: tuple[int, ...],
+  shares: jax.Array | None = None,
+) -> jax.Array:
+  # The host computed `inverse` for these rows, so no place is out of bounds.
+  # Padding reads row 0. The mask also removes its gradient.
+  embeddings = rows.at[jnp.maximum(inverse, 0)].get(mode='promise_in_bounds')
+  embeddings = jnp.where(
+    (inverse >= 0)[..., None], embeddings, jnp.zeros((), embeddings.dtype)
+  )
+  if shares is not None:
+    embeddings = embeddings * shares[..., None]
+  # Adjacent bags of one length are summed as one array.
+  runs = [(length, len([*same])) for length, same in itertools.groupby(lengths)]
+  parts = cut(embeddings, tuple(length * count for length, count in runs))
+  examples, _, dim = embeddings.shape
+  sums = [
+    _in_order(part.reshape(examples, count, length, dim))
+    for part, (length, count) in zip(parts, runs, strict=True)
+  ]
+  return jnp.concatenate(sums, axis=1) if len(sums) > 1 else sums[0]
+
+
+# XLA's own sum has an order that depends on shapes and versions. The derived
+# gradient of these sums would add L arrays of mostly zeros.
+@jax.custom_vjp
+def _in_order(bags: Float[jax.Array, 'B G L D']) -> Float[jax.Array, 'B G D']:
+  """Sums over L, beginning with the first."""
+
+  def plus(at: Any, total: jax.Array) -> jax.Array:
+    return total + jax.lax.dynamic_index_in_dim(bags, at, 2, keepdims=False)
+
+  total, length = bags[:, :, 0], bags.shape[2]
+  for at in range(1, min(length, _UNROLLED)):
+    total = total + bags[:, :, at]
+  if length > _UNROLLED:  # slower, but compiled in no time
+    total = jax.lax.fori_loop(_UNROLLED, length, plus, total)
+  return total
+
+
+def _in_order_forward(bags: jax.Array) -> tuple[jax.Array, jax.Array]:
+  return _in_order(bags), bags
+
+
+def _in_order_backward(
+  bags: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array]:
+  return (jnp.broadcast_to(gradient[:, :, None], bags.shape),)
+
+
+_in_order.defvjp(_in_order_forward, _in_order_backward)
+
+
+# The derived gradient would pad each part with zeros and add all of them. In
+# this form XLA sees that cutting and joining cancel, so both cost nothing where
+# a model stacks its features.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def cut(
+  whole: Float[jax.Array, 'B K D'], widths: tuple[int, ...]
+) -> tuple[jax.Array, ...]:
+  """Cuts K columns into parts [B, width, D]."""
+  ends = np.cumsum(widths).tolist()
+  return tuple(
+    jax.lax.slice_in_dim(whole, end - width, end, axis=1)
+    for width, end in zip(widths, ends, strict=True)
+  )
+
+
+def _cut_forward(
+  whole: jax.Array, widths: tuple[int, ...]
+) -> tuple[tuple[jax.Array, ...], None]:
+  return cut(whole, widths), None
+
+
+def _cut_backward(
+  widths: tuple[int, ...], _: None, gradients: tuple[jax.Array, ...]
+) -> tuple[jax.Array]:
+  return (jnp.concatenate(gradients, axis=1),)
+
+
+cut.defvjp(_cut_forward, _cut_backward)
