@@ -32,8 +32,6 @@ takes 20 us."""
 
 _WORKER, _LIMITS = 'slipstream_bag_worker', 'slipstream_bag_limits'
 _CHUNKS = 8  # parts of the work for each thread
-_LANES = 16  # floats that are added at once
-_WIDTH = 4 * _LANES  # bytes
 _AHEAD = 12  # rows to prefetch
 _lock = threading.Lock()
 _kept: list[Any] = []  # compiled functions, which are freed with their object
@@ -86,12 +84,6 @@ def _pointer(typing: Any, address: Any) -> Any:
 
 @_inline
 @no_type_check
-def _floats(address: int, count: int) -> np.ndarray:
-  return carray(_pointer(address), count, np.float32)
-
-
-@_inline
-@no_type_check
 def _ints(address: int, count: int) -> np.ndarray:
   return carray(_pointer(address), count, np.int32)
 
@@ -106,41 +98,45 @@ def _longs(address: int, count: int) -> np.ndarray:
 
 
 class _Vector(types.Type):
-  """Sixteen floats in a register."""
+  """Floats in registers."""
 
-
-_vector = _Vector('float32x16')
-_ir_vector = ir.VectorType(ir.FloatType(), _LANES)
+  def __init__(self, lanes: int) -> None:
+    super().__init__(f'float32x{lanes}')
+    self.ir: Any = ir.VectorType(ir.FloatType(), lanes)
 
 
 @register_model(_Vector)
 class _VectorModel(models.PrimitiveModel):
   def __init__(self, manager: Any, kind: Any) -> None:
-    super().__init__(manager, kind, _ir_vector)
+    super().__init__(manager, kind, kind.ir)
 
 
-@intrinsic
+@intrinsic(prefer_literal=True)
 @no_type_check
-def _filled(typing: Any, value: Any) -> Any:
+def _filled(typing: Any, value: Any, lanes: Any) -> Any:
   """Returns a vector of a value."""
+  kind = _Vector(lanes.literal_value)
 
   def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    one, word = ir.Constant(_ir_vector, ir.Undefined), ir.IntType(32)
+    word, count = ir.IntType(32), kind.ir.count
+    one = ir.Constant(kind.ir, ir.Undefined)
     one = builder.insert_element(one, args[0], word(0))
-    places = ir.Constant(ir.VectorType(word, _LANES), [0] * _LANES)
+    places = ir.Constant(ir.VectorType(word, count), [0] * count)
     return builder.shuffle_vector(one, one, places)
 
-  return _vector(types.float32), codegen
+  return kind(types.float32, lanes), codegen
 
 
-@intrinsic
+@intrinsic(prefer_literal=True)
 @no_type_check
-def _load(typing: Any, address: Any) -> Any:
+def _load(typing: Any, address: Any, lanes: Any) -> Any:
+  kind = _Vector(lanes.literal_value)
+
   def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    pointer = builder.inttoptr(args[0], _ir_vector.as_pointer())
+    pointer = builder.inttoptr(args[0], kind.ir.as_pointer())
     return builder.load(pointer, align=4)
 
-  return _vector(types.int64), codegen
+  return kind(types.int64, lanes), codegen
 
 
 @intrinsic
@@ -149,17 +145,17 @@ def _plus(typing: Any, a: Any, b: Any) -> Any:
   def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return builder.fadd(*args)
 
-  return _vector(_vector, _vector), codegen
+  return a(a, b), codegen
 
 
 @intrinsic
 @no_type_check
 def _store(typing: Any, vector: Any, address: Any) -> Any:
   def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    pointer = builder.inttoptr(args[1], _ir_vector.as_pointer())
+    pointer = builder.inttoptr(args[1], vector.ir.as_pointer())
     builder.store(args[0], pointer, align=4)
 
-  return types.void(_vector, types.int64), codegen
+  return types.void(vector, types.int64), codegen
 
 
 @intrinsic
@@ -174,6 +170,32 @@ def _prefetch(typing: Any, address: Any) -> Any:
     builder.call(call, [builder.inttoptr(args[0], byte), *into_all_caches])
 
   return types.void(types.int64), codegen
+
+
+@_inline
+@no_type_check
+def _sum_lanes(
+  source: int,
+  dim: int,
+  items: np.ndarray,
+  first: int,
+  end: int,
+  start: float,
+  out: int,
+  lanes: int,
+) -> None:
+  """Runs `_sum` on some columns, from those of the addresses on."""
+  last, total = len(items) - 1, _filled(start, lanes)
+  for at in range(first, end):
+    soon = source + 4 * dim * max(0, np.int64(items[min(at + _AHEAD, last)]))
+    for line in range(0, 4 * lanes, 64):
+      _prefetch(soon + line)
+    if items[at] >= 0:
+      row = source + 4 * dim * np.int64(items[at])
+      total = _plus(total, _load(row, lanes))
+    else:
+      total = _plus(total, _filled(np.float32(0), lanes))
+  _store(total, out)
 
 
 @_kernel
@@ -192,46 +214,18 @@ def _sum(
   Items are numbers of rows. A negative one adds 0. `source` and `out` are
   addresses.
   """
-  d, last, none = 0, len(items) - 1, np.float32(0)
-  while d + 4 * _LANES <= dim:
-    w, x, y, z = _filled(start), _filled(start), _filled(start), _filled(start)
-    for at in range(first, end):
-      soon = source + 4 * (max(0, items[min(at + _AHEAD, last)]) * dim + d)
-      for line in range(4):
-        _prefetch(soon + _WIDTH * line)
-      if items[at] >= 0:
-        row = source + 4 * (np.int64(items[at]) * dim + d)
-        w = _plus(w, _load(row))
-        x = _plus(x, _load(row + _WIDTH))
-        y = _plus(y, _load(row + 2 * _WIDTH))
-        z = _plus(z, _load(row + 3 * _WIDTH))
-      else:
-        w, x = _plus(w, _filled(none)), _plus(x, _filled(none))
-        y, z = _plus(y, _filled(none)), _plus(z, _filled(none))
-    to = out + 4 * d
-    _store(w, to)
-    _store(x, to + _WIDTH)
-    _store(y, to + 2 * _WIDTH)
-    _store(z, to + 3 * _WIDTH)
-    d += 4 * _LANES
-  while d + _LANES <= dim:
-    w = _filled(start)
-    for at in range(first, end):
-      _prefetch(source + 4 * (max(0, items[min(at + _AHEAD, last)]) * dim + d))
-      if items[at] >= 0:
-        w = _plus(w, _load(source + 4 * (np.int64(items[at]) * dim + d)))
-      else:
-        w = _plus(w, _filled(none))
-    _store(w, out + 4 * d)
-    d += _LANES
+  d = 0
+  while d + 128 <= dim:
+    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 128)
+    d += 128
+  while d + 64 <= dim:
+    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 64)
+    d += 64
+  while d + 16 <= dim:
+    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 16)
+    d += 16
   while d < dim:
-    total = start
-    for at in range(first, end):
-      if items[at] >= 0:
-        total += _floats(source + 4 * (np.int64(items[at]) * dim + d), 1)[0]
-      else:
-        total += none
-    _floats(out + 4 * d, 1)[0] = total
+    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 1)
     d += 1
 
 
@@ -239,11 +233,11 @@ def _sum(
 @no_type_check
 def _copy(source: int, dim: int, out: int) -> None:
   d = 0
-  while d + _LANES <= dim:
-    _store(_load(source + 4 * d), out + 4 * d)
-    d += _LANES
+  while d + 16 <= dim:
+    _store(_load(source + 4 * d, 16), out + 4 * d)
+    d += 16
   while d < dim:
-    _floats(out + 4 * d, 1)[0] = _floats(source + 4 * d, 1)[0]
+    _store(_load(source + 4 * d, 1), out + 4 * d)
     d += 1
 
 
