@@ -7,7 +7,7 @@ import numpy as np
 
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
-from slipstream_jax.schedules.rebatch import select_examples
+from slipstream_jax.schedules.rebatch import only_hot, select_examples
 from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
@@ -20,7 +20,6 @@ from slipstream_jax.selection.base import (
 )
 from slipstream_jax.selection.hot import (
   noted,
-  only_hot,
   Recount,
   recount_of,
   recount_state,

@@ -37,13 +37,11 @@ their score.
 import bisect
 from collections.abc import Callable
 import math
-from typing import no_type_check
 
 from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import kernel
 
 _BINS = 512  # of the logits of scores
 _LIMIT = 12.0  # their largest size
@@ -82,22 +80,12 @@ def tally(
     labels: 1.0 for a click, else 0.0, or its probability.
     scores: click probabilities, computed before the labels were learned from.
   """
-  counts = np.zeros((_BINS, 2))
-  _tally(labels, scores, counts)
-  return counts
-
-
-@kernel
-@no_type_check
-def _tally(labels: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> None:
-  edge = 1 / (1 + math.exp(_LIMIT))
-  for i in range(len(scores)):
-    if not np.isnan(scores[i]):
-      chance = min(max(np.float64(scores[i]), edge), 1 - edge)
-      logit = math.log(chance / (1 - chance))
-      at = min(max(int((logit + _LIMIT) / _WIDTH), 0), _BINS - 1)
-      counts[at, 0] += 1 - labels[i]
-      counts[at, 1] += labels[i]
+  known = ~np.isnan(scores)
+  logits = logits_of(scores[known])
+  at = np.clip((logits + _LIMIT) / _WIDTH, 0, _BINS - 1).astype(np.int64)
+  every = np.bincount(at, minlength=_BINS)
+  clicks = np.bincount(at, labels[known].astype(np.float64), _BINS)
+  return np.stack([every - clicks, clicks], axis=1, dtype=np.float64)
 
 
 def faded(sums: np.ndarray, examples: float) -> np.ndarray:

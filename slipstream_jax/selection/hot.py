@@ -12,14 +12,12 @@ rows that are kept on the device, compared or scored stay the same.
 """
 
 from collections.abc import Iterable, Sequence
-import math
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Int, Integer
+from jaxtyping import Int, Integer
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import kernel
 from slipstream_jax.tables import offsets as row_offsets
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows, Lookups, StaleRows
@@ -206,28 +204,6 @@ def stale_by_group(
     return [None] * len(hot)
   ends = np.cumsum([0 if h is None else len(h.rows) for h in hot])
   return list(np.split(stale, ends[:-1]))
-
-
-def only_hot(hot: HotRows, lookups: Lookups) -> Bool[np.ndarray, ' n']:
-  """Returns which examples look up only hot rows."""
-  lists = lookups.reshape(len(lookups), math.prod(lookups.shape[1:]))
-  out = np.empty(len(lists), np.bool_)
-  _only_hot(lists, hot.place, len(hot.rows), out)
-  return out
-
-
-@kernel
-@no_type_check
-def _only_hot(
-  lists: np.ndarray, place: np.ndarray, cold: int, out: np.ndarray
-) -> None:
-  for i in range(len(lists)):
-    out[i] = True
-    for k in range(lists.shape[1]):
-      row = lists[i, k]
-      if row >= 0 and place[row] == cold:
-        out[i] = False
-        break
 
 
 COUNTED = 1 << 20

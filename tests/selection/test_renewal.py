@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 import numpy as np
 
 from slipstream_jax.checkpoint.state import pack, unpack
+from slipstream_jax.schedules.rebatch import only_hot
 from slipstream_jax.selection.hot import (
   hot_rows,
   noted,
-  only_hot,
   Recount,
   recount_of,
   recount_state,
