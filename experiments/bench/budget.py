@@ -25,12 +25,17 @@ from experiments.common.progress import Bar
 from slipstream_jax.engine.buffers import to_host, to_step
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.training.loop import take_step
-from slipstream_jax.training.trainer_parts import planned, TrainerParts
+from slipstream_jax.training.trainer_parts import (
+  planned,
+  slipstream,
+  TrainerParts,
+)
 from slipstream_jax.types import Batch
 
-_PLACEMENTS = ('resident', 'pinned', 'cached', 'streamed')
 _TURNS = 6  # of a rate, which leaves out the first
 _PROGRAM = 'PjitFunction('  # what JAX's profiler calls the start of a program
 
@@ -39,7 +44,9 @@ def measure(
   config: ml_collections.ConfigDict,
   bar: Bar,
   batches: Sequence[str],
-  device_step_ms: float,
+  device_steps_ms: Sequence[str],
+  placements: Sequence[str],
+  drop: float,
   workers: Sequence[str],
   steps: int,
 ) -> Iterator[Item]:
@@ -47,15 +54,15 @@ def measure(
 
   The arguments are those of the program `experiments.bench.host`.
   """
-  alone, in_all = [], []
-  threads = [*map(int, workers)]
+  alone, in_all, skipping = [], [], []
+  threads, steps_ms = [*map(int, workers)], [*map(float, device_steps_ms)]
   for size in map(int, batches):
     config.data.batch_size = size
     data, watch = datasets.dataset(config), Stopwatch()
     with contextlib.closing(data.train(size)) as source:
       some = [watch('data', next, source) for _ in range(_TURNS * steps)]
-    bar.begin(f'batch {size}', len(_PLACEMENTS), 'placement')
-    for number, placement in enumerate(_PLACEMENTS):
+    bar.begin(f'batch {size}', len(placements), 'placement')
+    for number, placement in enumerate(placements):
       bar.show(number, placement)
       config.placement = placement
       head = {'batch': size, 'placement': placement}
@@ -65,10 +72,16 @@ def measure(
       line = {**head, **watch.medians(), **phases(trainer, some[:steps])}
       starts = dispatches(trainer, some[:steps])
       alone.append({**line, 'step': step, 'dispatches': starts})
-      for line in rates(trainer, some, threads, sorted({0.0, device_step_ms})):
+      for line in rates(trainer, some, threads, steps_ms):
         in_all.append(head | line)
+      if drop:
+        trainers = trainer, trainer_of(config, data)
+        for line in rates_skipping(trainers, some, drop, threads, steps_ms):
+          skipping.append(head | line)
   yield 'ms per batch, one phase after the other', alone
   yield 'ms per batch in all, with a step that waits', in_all
+  if drop:
+    yield f'ms per batch of the source, leaving out {drop:.0%}', skipping
 
 
 def phases(trainer: TrainerParts, batches: Sequence[Batch]) -> dict[str, float]:
@@ -196,6 +209,59 @@ def rates(
     ms, cpu_ms = np.median(turns[1:], axis=0)
     line = {'workers': number, 'step ms': busy_ms}
     yield {**line, 'ms per batch': float(ms), 'cpu ms': float(cpu_ms)}
+
+
+def rates_skipping(
+  trainers: tuple[TrainerParts, TrainerParts],
+  batches: Sequence[Batch],
+  drop: float,
+  workers: Sequence[int],
+  steps_ms: Sequence[float],
+) -> Iterator[dict[str, Any]]:
+  """Yields the median ms per batch of the source without and with skipping.
+
+  Turns of both alternate. `choosing` is the processor time of the choice.
+
+  Args:
+    trainers: one for each of both.
+    batches: as for `rates`, like the next two.
+    drop: share of all examples to leave out.
+    workers: numbers of threads to compare.
+    steps_ms: milliseconds that a step takes the device, to compare.
+  """
+  count, size = len(batches) // _TURNS, len(batches[0].labels)
+  settings = Skip(drop=drop, phases=Phases(warm_up=0, settle=count // 2))
+  for number, busy_ms in itertools.product(workers, steps_ms):
+    turns = []
+    with (
+      planned(trainers[0], Replay(batches), 2, number) as whole,
+      slipstream(
+        trainers[1], Replay(batches), settings, depth=2, workers=number
+      ) as part,
+    ):
+      for _ in range(2 * _TURNS):
+        turn = []
+        for trainer, stream in zip(trainers, (whole, part), strict=True):
+          before = trainer.engine.counters.examples_seen
+          chosen = stream.seconds_choosing
+          spent = np.array(_turn(trainer, stream, busy_ms, count))
+          seen = trainer.engine.counters.examples_seen - before
+          choosing = 1e3 * (stream.seconds_choosing - chosen)
+          turn += [x * size / seen for x in (*(spent * count), choosing)]
+        turns.append(turn)
+    whole_ms, cpu, _, ms, skip_cpu, choosing = np.median(
+      turns[_TURNS:], axis=0
+    ).tolist()
+    yield {
+      'workers': number,
+      'step ms': busy_ms,
+      'none left out': whole_ms,
+      'some left out': ms,
+      'ratio': ms / whole_ms,
+      'cpu, none': cpu,
+      'cpu, some': skip_cpu,
+      'choosing': choosing,
+    }
 
 
 def _turn(

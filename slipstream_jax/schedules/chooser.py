@@ -7,7 +7,7 @@ import numpy as np
 
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
-from slipstream_jax.schedules.rebatch import select_examples
+from slipstream_jax.schedules.rebatch import only_hot, select_examples
 from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
@@ -30,12 +30,13 @@ from slipstream_jax.selection.staleness import (
   classify,
   exact_threshold,
   example_changes,
-  only_hot,
   Places,
   stale_rows,
 )
 from slipstream_jax.selection.target import DropTarget
-from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
+from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
+
+_FIRST = 64  # examples of a batch that tell how many are hot
 
 
 class Decision(NamedTuple):
@@ -64,7 +65,7 @@ class Chooser:
     self._decision: Decision | None = None
     cost = float(settings.auto_cost) if settings.finds_drop else None
     self._scoring = BatchScorer(scorer_named(settings.scorer), hot, cost)
-    self._sample: list[tuple[Places, ExampleFacts]] = []
+    self._sample: list[tuple[Lookups, ExampleFacts]] = []
     asked = settings.target, settings.of_all, int(settings.refit)
     self._target = DropTarget(self._policy, *asked)
     self.event: dict[str, Any] | None = None
@@ -110,20 +111,19 @@ class Chooser:
     if not (scored or skips or phase == SETTLE):
       return batch
     # Scored even if nothing is skipped, because the scorer learns from it.
-    places = self._hot.places(batch.lookups)
     scores = self._scoring.learn(batch) if scored else None
-    hot = self._recount.hot
-    now = places if hot is self._hot else hot.places(batch.lookups)
-    is_hot = only_hot(now, len(hot.rows))
+    is_hot = self._is_hot(batch, settings.asks_hot or phase == SETTLE)
     none = np.zeros(len(is_hot), np.float32)
     # No row is stale here. If rows are compared, `_facts` finds those that are.
     facts = ExampleFacts(is_hot, none > 0, none, batch.labels, scores)
     if phase == SETTLE:
-      self._sample.append((places, facts))
+      self._sample.append((batch.lookups, facts))
     if not skips or self._decision is None:
       return batch
     fitted = self._fitted(self._decision)
-    facts = self._facts(places, facts, self._decision.stale)
+    if self._compares_rows:
+      places = self._hot.places(batch.lookups)
+      facts = self._facts(places, facts, self._decision.stale)
     # Seeded by the batch's number, so that resuming draws the same.
     rng = np.random.default_rng((self._settings.seed, number))
     uniforms = rng.random(len(batch.labels), np.float32)
@@ -133,6 +133,16 @@ class Chooser:
     if short is not None:
       self.event = {'kind': 'missed', **short}
     return select_examples(batch, chosen)
+
+  def _is_hot(self, batch: Batch, all_of_it: bool) -> Bool[np.ndarray, ' B']:
+    """Returns which examples are hot, or only as many as seem to be.
+
+    Where it does not matter which examples are hot, the share is reported. The
+    first ones tell it, as it takes long to look up whether a row is hot.
+    """
+    examples = len(batch.labels)
+    some = batch.lookups[: examples if all_of_it else _FIRST]
+    return np.resize(only_hot(self._recount.hot, some), examples)
 
   def _fitted(self, decision: Decision) -> Fit:
     """Returns the fit for the next batch, a new one if it is due."""
@@ -157,8 +167,6 @@ class Chooser:
   def _facts(
     self, places: Places, facts: ExampleFacts, stale: np.ndarray
   ) -> ExampleFacts:
-    if not self._compares_rows:
-      return facts
     kinds = classify(places, stale, self._settings.alpha)
     return ExampleFacts(*kinds, facts.labels, facts.scores)
 
@@ -181,11 +189,12 @@ class Chooser:
     event: dict[str, Any] = {'examples_hot': 0.0, 'examples_stale': 0.0}
     possible = bool(parts)
     if parts:
-      places = np.concatenate([places for places, _ in parts])
-      sample = joined([facts for _, facts in parts])
-      hot = event['examples_hot'] = float(np.mean(sample.hot))
+      facts = joined([facts for _, facts in parts])
+      hot = event['examples_hot'] = float(np.mean(facts.hot))
       if moved is not None:
-        threshold = self._threshold(moved, places[sample.hot], hot)
+        lookups = np.concatenate([lookups for lookups, _ in parts])
+        places = self._hot.places(lookups)
+        threshold = self._threshold(moved, places[facts.hot], hot)
         stale[:-1] = stale_rows(
           moved.change, threshold, moved.touches, settings.min_touches
         )
@@ -199,7 +208,7 @@ class Chooser:
           'rows_touched': int(np.count_nonzero(moved.touches)),
         }
         possible = hot > 0 or settings.threshold is not None
-      facts = self._facts(places, sample, stale)
+        facts = self._facts(places, facts, stale)
       event['examples_stale'] = float(np.mean(facts.stale))
       if self._mode.drops_examples:
         if self._policy.scored:

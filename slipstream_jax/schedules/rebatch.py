@@ -1,15 +1,16 @@
 """Queues that cut kept examples into batches."""
 
-from typing import Any
+import math
+from typing import Any, no_type_check
 
 from jaxtyping import Bool
 import numpy as np
 
 from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel
 from slipstream_jax.selection.base import joined, Selection
-from slipstream_jax.selection.staleness import only_hot
-from slipstream_jax.types import Batch, HotRows
+from slipstream_jax.types import Batch, HotRows, Lookups
 
 _NONE = np.empty(0, np.int64)
 
@@ -233,7 +234,29 @@ def real_examples(batch: Batch) -> Batch:
 
 def is_popular(batch: Batch, hot: HotRows) -> Bool[np.ndarray, ' B']:
   """Returns which examples look up hot rows only."""
-  return only_hot(hot.places(batch.lookups), len(hot.rows))
+  return only_hot(hot, batch.lookups)
+
+
+def only_hot(hot: HotRows, lookups: Lookups) -> Bool[np.ndarray, ' n']:
+  """Returns which examples look up only hot rows."""
+  lists = lookups.reshape(len(lookups), math.prod(lookups.shape[1:]))
+  out = np.empty(len(lists), np.bool_)
+  _only_hot(lists, hot.place, len(hot.rows), out)
+  return out
+
+
+@kernel
+@no_type_check
+def _only_hot(
+  lists: np.ndarray, place: np.ndarray, cold: int, out: np.ndarray
+) -> None:
+  for i in range(len(lists)):
+    out[i] = True
+    for k in range(lists.shape[1]):
+      row = lists[i, k]
+      if row >= 0 and place[row] == cold:
+        out[i] = False
+        break
 
 
 def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:

@@ -172,7 +172,10 @@ def _complete(scorer: Any) -> Scorer:
 def _checked(scores: Any, examples: int) -> Float[np.ndarray, ' n']:
   scores = np.asarray(scores, np.float32)
   # NaN is an unknown score.
-  good = scores.shape == (examples,) and not ((scores < 0) | (scores > 1)).any()
+  good = scores.shape == (examples,)
+  if good and examples:
+    least, most = np.fmin.reduce(scores), np.fmax.reduce(scores)
+    good = not (least < 0 or most > 1)
   if not good:
     raise UserError(
       f'a scorer must give a chance in [0, 1] for each of {examples} examples',

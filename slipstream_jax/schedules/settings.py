@@ -139,11 +139,14 @@ class Skip(NamedTuple):
   @property
   def recounts(self) -> bool:
     """Whether hot examples are those of rows that are counted again."""
-    # Where rows are compared, the watched rows are the hot ones. Where all
-    # examples are thinned alike, it does not matter which are hot.
-    asks = not (self.chosen_policy.thins_cold and self.of_all)
+    # Where rows are compared, the watched rows are the hot ones.
     drops = self.chosen_mode.drops_examples and not self.compares_rows
-    return bool(self.refit and self.phases.period and asks and drops)
+    return bool(self.refit and self.phases.period and self.asks_hot and drops)
+
+  @property
+  def asks_hot(self) -> bool:
+    """Whether it matters which examples are hot: not if all are thinned."""
+    return not (self.chosen_policy.thins_cold and self.of_all)
 
   def is_over(self, batch: int) -> bool:
     """Whether skipping has ended before the source's batch number `batch`."""

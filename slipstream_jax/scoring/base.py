@@ -62,9 +62,13 @@ def _pairs(hot: HotRows, features: int, dense: int) -> Scorer:
   return PairScorer.create(features, dense)
 
 
+def _linear(hot: HotRows, features: int, dense: int) -> Scorer:
+  return LinearScorer.create(features, dense)
+
+
 SCORERS: dict[str, ScorerFn] = {
   'pairs': _pairs,
-  'linear': LinearScorer.create,
+  'linear': _linear,
 }
 """The scorers by name."""
 

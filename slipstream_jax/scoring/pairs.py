@@ -28,7 +28,7 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import GOLDEN, hashed, kernel, mix
-from slipstream_jax.scoring.linear import checked_lists, move_rows
+from slipstream_jax.scoring.linear import checked_lists
 from slipstream_jax.types import Lookups
 
 WEIGHTS = 1 << 18
@@ -367,6 +367,27 @@ def _sum(table: np.ndarray, at: np.ndarray) -> np.float32:
 
 @kernel
 @no_type_check
+def _move_rows(
+  table: np.ndarray,
+  at: np.ndarray,
+  gradient: np.float32,
+  rate: np.float32,
+  start: np.float32,
+  steps: np.ndarray,
+) -> None:
+  """Applies Adagrad to the weights table[at]. `steps` is scratch."""
+  square, scaled = gradient * gradient, rate * gradient
+  for k in range(len(at)):
+    table[at[k], 1] += square
+    steps[k] = table[at[k], 1]
+  for k in range(len(at)):  # in its own loop: vectorized, eight roots at a time
+    steps[k] = scaled / np.sqrt(start + steps[k])
+  for k in range(len(at)):
+    table[at[k], 0] -= steps[k]
+
+
+@kernel
+@no_type_check
 def _move_few(
   table: np.ndarray,
   values: np.ndarray,
@@ -478,9 +499,9 @@ def _learn(
     if len(useful):
       _add_usefulness(pair_rows, between_at, last, pairs, slope, useful)
     moved, binned = at[:looked_up], at[looked_up:count]
-    move_rows(rows, moved, slope, rate, start, steps)
-    move_rows(rows, binned, slope, np.float32(BIN_RATE), start, steps)
+    _move_rows(rows, moved, slope, rate, start, steps)
+    _move_rows(rows, binned, slope, np.float32(BIN_RATE), start, steps)
     _move_few(dense_rows, values, slope, rate, start)
     slope = _probability(alone + added) - labels[i]
     moved, pair_start = pairs_at[:paired], np.float32(PAIRS_START)
-    move_rows(pair_rows, moved, slope, pair_rate, pair_start, steps)
+    _move_rows(pair_rows, moved, slope, pair_rate, pair_start, steps)

@@ -185,14 +185,6 @@ class ExampleKinds(NamedTuple):
   """Share of the lookups that are of stale rows, f32 in [0, 1]."""
 
 
-def only_hot(places: Places, number: int) -> Bool[np.ndarray, ' n']:
-  """Returns which examples look up only hot rows, of `number` hot rows."""
-  # H, of cold rows, is the largest place, and -1, of padding, the smallest.
-  axes = tuple(range(1, places.ndim))
-  hot: np.ndarray = places.max(axis=axes, initial=-1) < number
-  return hot
-
-
 def classify(
   places: Places, stale: Bool[np.ndarray, ' H_and_1'], alpha: Alpha = None
 ) -> ExampleKinds:
@@ -211,7 +203,9 @@ def classify(
   Raises:
     UserError: alpha is out of range.
   """
-  is_hot = only_hot(places, len(stale) - 1)
+  # H, of cold rows, is the largest place, and -1, of padding, the smallest.
+  axes = tuple(range(1, places.ndim))
+  is_hot = places.max(axis=axes, initial=-1) < len(stale) - 1
   places = _by_table(places, alpha)
   needed = _alphas(places.shape, alpha)
   # -1, padding, finds the last entry, which is of cold rows: not stale.

@@ -3,73 +3,97 @@
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
+import pytest
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.scoring.linear import LinearScorer, RATE, START
-from slipstream_jax.selection.hot import hot_rows
 
-N, HOT, F, I = 40, 12, 4, 3  # noqa: E741
+N, F, I, BITS = 40, 4, 3, 5  # noqa: E741
 
 
-def made(seed, examples, length=None):
-  """A scorer, and examples with cold rows and padding for it."""
+def made(seed, examples, length=None, first=0):
+  """A scorer, and examples with padding for it, of rows from `first` on."""
   rng = np.random.default_rng(seed)
-  hot = hot_rows(rng.permutation(N)[:HOT], N)
   shape = (examples, F) if length is None else (examples, F, length)
-  lookups = rng.integers(-1, N, shape)
+  lookups = rng.integers(0, N, shape) + first
+  lookups[rng.random(shape) < 0.1] = -1
   dense = rng.normal(size=(examples, I)).astype(np.float32)
   labels = (rng.random(examples) < 0.3).astype(np.float32)
-  return LinearScorer.create(hot, F, I), (lookups, dense, labels)
+  return LinearScorer.create(F, I, BITS), (lookups, dense, labels)
+
+
+def hashed(rows):
+  """Places of rows, by the words of 32 bits that make up a row."""
+  low, high = (rows & 0xFFFFFFFF).astype(object), (rows >> 32).astype(object)
+  bits = (low * 0x9E3779B9 + high * 0x61C88647) % (1 << 32)
+  return (bits >> (32 - BITS)).astype(int)
 
 
 class Oracle:
   """The same model in float64, as a sum over one-hot features."""
 
   def __init__(self):
-    self.weight = np.zeros(HOT + F + I + 1)
-    self.squares = np.full(HOT + F + I + 1, START)
+    self.weight = np.zeros((1 << BITS) + I + 1)
+    self.squares = np.full((1 << BITS) + I + 1, START)
 
-  def features(self, places, dense):
+  def features(self, rows, dense):
     """Indices and values of what an example adds up, in any order."""
-    tables = np.broadcast_to(
-      np.arange(F).reshape(-1, *[1] * (places.ndim - 1)), places.shape
-    )
-    rows = np.where(places == HOT, HOT + tables, places)[places >= 0]
-    index = np.concatenate([rows, HOT + F + np.arange(I + 1)])
-    values = np.concatenate([np.ones(len(rows)), dense, [1]])
+    places = hashed(rows[rows >= 0])
+    index = np.concatenate([places, (1 << BITS) + np.arange(I + 1)])
+    values = np.concatenate([np.ones(len(places)), dense, [1]])
     return index.astype(int), values.astype(np.float64)
 
-  def score(self, places, dense):
-    index, values = self.features(places, dense)
+  def score(self, rows, dense):
+    index, values = self.features(rows, dense)
     return 1 / (1 + np.exp(-self.weight[index] @ values))
 
-  def learn(self, places, dense, label):
-    score = self.score(places, dense)
-    for i, value in zip(*self.features(places, dense), strict=True):
+  def learn(self, rows, dense, label):
+    score = self.score(rows, dense)
+    for i, value in zip(*self.features(rows, dense), strict=True):
       gradient = (score - label) * value
       self.squares[i] += gradient**2
       self.weight[i] -= RATE * gradient / np.sqrt(self.squares[i])
     return score
 
 
-@given(st.integers(0, 99), st.sampled_from([None, 1, 3]))
-def test_scores_and_updates_equal_float64(seed, length):
-  scorer, examples = made(seed, 60, length)
-  oracle, places = Oracle(), scorer.hot.places(examples[0])
-  by_place = zip(places, *examples[1:], strict=True)
-  expected = [oracle.learn(*one) for one in by_place]
+@given(
+  st.integers(0, 99),
+  st.sampled_from([None, 1, 3]),
+  st.sampled_from([0, 1 << 31, 1 << 33]),
+)
+def test_scores_and_updates_equal_float64(seed, length, first):
+  scorer, examples = made(seed, 60, length, first)
+  oracle = Oracle()
+  expected = [oracle.learn(*one) for one in zip(*examples, strict=True)]
   scores = scorer.learn(*examples)
   assert scores.dtype == np.float32
   np.testing.assert_allclose(scores, expected, rtol=2e-5)
-  learned = np.concatenate(scorer[:2])
-  np.testing.assert_allclose(learned[:, 0], oracle.weight, atol=1e-5)
-  np.testing.assert_allclose(learned[:, 1], oracle.squares, rtol=1e-5)
+  weight = np.concatenate([scorer.rows, scorer.dense[:, 0]])
+  np.testing.assert_allclose(weight, oracle.weight, atol=1e-5)
+  squares = np.concatenate([scorer.squares, scorer.dense[:, 1]])
+  np.testing.assert_allclose(squares, oracle.squares, rtol=1e-5)
+
+
+@pytest.mark.parametrize('dtype', [np.int32, np.int64])
+def test_rows_of_both_widths_have_the_same_scores(dtype):
+  scorer, (lookups, *rest) = made(1, 60)
+  other, _ = made(1, 60)
+  np.testing.assert_array_equal(
+    scorer.learn(lookups, *rest), other.learn(lookups.astype(dtype), *rest)
+  )
 
 
 def test_it_learns_which_rows_are_clicked():
-  scorer, (lookups, dense, _) = made(3, 4000)
-  places = scorer.hot.places(lookups)
-  clicked = (places >= 0) & (places < HOT // 2)
+  _, (lookups, dense, _) = made(3, 4000)
+  scorer = LinearScorer.create(F, I)  # with room for each row
+  clicked = (lookups >= 0) & (lookups < N // 8)
   labels = clicked.any(axis=1).astype(np.float32)
   scores = scorer.learn(lookups, dense, labels)[3000:]
   clicks = labels[3000:] > 0
   assert scores[clicks].mean() > 0.65 > 0.35 > scores[~clicks].mean()
+
+
+def test_a_state_of_weights_of_hot_rows_is_refused():
+  scorer, _ = made(0, 1)
+  with pytest.raises(UserError, match='the version that began it'):
+    scorer.set_state({'rows': np.zeros((9, 2)), 'dense': np.zeros((4, 2))})

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 import numpy as np
 
 from slipstream_jax.checkpoint.state import pack, unpack
+from slipstream_jax.schedules.rebatch import only_hot
 from slipstream_jax.selection.hot import (
   hot_rows,
   noted,
@@ -13,7 +14,17 @@ from slipstream_jax.selection.hot import (
   recount_state,
   renewed,
 )
-from slipstream_jax.selection.staleness import only_hot
+
+
+@given(st.integers(0, 99), st.sampled_from([(4,), (3, 2), (1, 0)]))
+def test_an_example_is_hot_if_all_its_real_lookups_are(seed, width):
+  rng = np.random.default_rng(seed)
+  hot = hot_rows(rng.permutation(20)[:15], 20)
+  lookups = rng.integers(-1, 20, (30, *width))
+  expected = [
+    all(row in hot.rows for row in one.ravel() if row >= 0) for one in lookups
+  ]
+  assert only_hot(hot, lookups).tolist() == expected
 
 
 @given(st.integers(2, 60), st.data(), st.lists(st.integers(0, 9), max_size=4))
@@ -52,8 +63,8 @@ def test_hot_examples_come_back_after_a_drift():
   first = hot_rows(np.arange(100), 1000)
   later = rng.integers(500, 600, (2000, 4))
   recount = renewed(noted(Recount(first), later, 1))
-  assert only_hot(first.places(later), 100).mean() == 0
-  assert only_hot(recount.hot.places(later), 100).mean() == 1
+  assert only_hot(first, later).mean() == 0
+  assert only_hot(recount.hot, later).mean() == 1
   assert first.rows.tolist() == list(range(100))  # the engine's stay
 
 

@@ -1,5 +1,6 @@
 """What the bench says of the host, over a config of seconds."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -53,6 +54,22 @@ def test_rates_are_of_all_workers_with_and_without_a_step(measured):
   assert all(line['ms per batch'] > 0 < line['cpu ms'] for line in lines)
   assert trainer.state is state  # no step was computed
   assert trainer.update == update
+
+
+def test_skipping_is_compared_per_batch_of_the_source():
+  config = smoke(**{'placement': 'pinned', 'skip.mode': 'off'})
+  data = datasets.dataset(config)
+  with contextlib.closing(data.train(config.data.batch_size)) as source:
+    batches = [*itertools.islice(source, 6 * STEPS)]
+  trainers = trainer_of(config, data), trainer_of(config, data)
+  lines = [*budget.rates_skipping(trainers, batches, 0.4, [1, 2], [0.5])]
+  assert [line['workers'] for line in lines] == [1, 2]
+  for line in lines:
+    assert line['ratio'] == line['some left out'] / line['none left out']
+    assert 0 < line['choosing'] < line['cpu, some']
+  whole, part = (trainer.engine.counters for trainer in trainers)
+  assert whole.examples_dropped == 0 < part.examples_dropped
+  assert part.examples_seen > part.examples_trained
 
 
 def test_calls_within_calls_count_once():
