@@ -83,7 +83,7 @@ def test_trains_on_a_real_sample(model, tmp_path):
       packed = gzip.compress(b''.join(part), mtime=0)
       (tmp_path / f'day_{day}.gz').write_bytes(packed)
     path = tmp_path
-  raw = datasets.RAW_FORMATS[config.data.format](config.data, str(path))
+  raw = datasets.raw_data(config.data, str(path))
   folder, hashed = tmp_path / 'packed', config.data.hash_rows
   for _ in prepare(raw, folder, hash_rows=hashed):
     pass
