@@ -151,14 +151,14 @@ def test_the_program_as_it_is_called(run, tmp_path):
 @pytest.mark.parametrize(
   ('asked', 'said'),
   [
-    (('a', 'int5', None), 'int5'),
-    ((None, 'int4', None), '--codec needs --copy'),
-    ((None, None, 90), '--step needs --copy'),
+    ({'copy': 'a', 'codec': 'int5'}, 'int5'),
+    ({'codec': 'int4'}, '--codec needs --copy'),
+    ({'step': 90}, '--step needs --copy'),
   ],
 )
-def test_what_cannot_be_asked_for(asked, said):
+def test_what_cannot_be_asked_for(asked, said, tmp_path):
   with pytest.raises(UserError, match=said):
-    job.check_flags(*asked)
+    job.list_or_copy(str(tmp_path / 'none'), **asked)
 
 
 def test_where_there_is_nothing(tmp_path):
