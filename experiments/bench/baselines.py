@@ -175,7 +175,7 @@ class _Tables(NamedTuple):
   pool: _Pool
   views: Sequence['Tensor']
   optimizers: tuple[Any, ...] = ()
-  """Of the rows. Empty: the backward pass updates them."""
+  """Optimizers of the rows. Empty if the backward pass updates them."""
 
 
 def _embedding_bags(

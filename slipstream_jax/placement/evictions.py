@@ -31,7 +31,7 @@ class Uses(NamedTuple):
   counts: Counts = np.empty(0, np.float32)
   """Empty: priorities are given."""
   weight: np.float32 = np.float32(0)
-  """What the batch adds to the count of each of its rows."""
+  """Number that the batch adds to the count of each of its rows."""
 
 
 class Eviction(NamedTuple):

@@ -59,7 +59,7 @@ class LinearScorer(NamedTuple):
     Args:
       features: F, columns of the lookups.
       dense_features: I, columns of `Batch.dense`.
-      bits: of the hashes, at most 31. The table has 2**bits weights.
+      bits: of the hashes, 1 to 31. The table has 2**bits weights.
     """
     rows, squares = np.zeros((2, 1 << bits), np.float32)
     squares[:] = START

@@ -28,7 +28,7 @@ STEPS = 40
 
 @pytest.fixture(scope='module')
 def wholes():
-  """Of each way to skip, a run in one piece."""
+  """Trains a run in one piece for each way to skip."""
   trained = {}
   for name, skip in shop.SKIPS.items():
     with shop.trainer() as trainer:

@@ -15,7 +15,7 @@ CUTS = (1, 7, 9, 12, 13, 30, 38)  # in the phases' midst, and at their edges
 
 @pytest.fixture(scope='module')
 def wholes():
-  """Of each way to skip, a run in one piece: its history and its trainer."""
+  """Trains a run in one piece for each way to skip: history and trainer."""
   trained = {}
   for name, skip in shop.SKIPS.items():
     with shop.trainer() as trainer:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def limits():
-  """What a test sets is reset."""
+  """Yields the limits, and resets what a test has set."""
   before = [*bag_kernels.limits]
   yield bag_kernels.limits
   bag_kernels.limits[:] = before

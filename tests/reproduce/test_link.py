@@ -40,7 +40,7 @@ def read_ahead(ms, workers):
 
 
 def graphs(ms, popular, workers):
-  """What waits for what: name, ms, and tasks so many batches before."""
+  """Lists the tasks: name, ms, and the tasks of earlier batches it awaits."""
   others = (1 - popular) * ms['step']
   ahead = read_ahead(ms, workers)
   return {
