@@ -36,7 +36,7 @@ from slipstream_jax.selection.staleness import (
 from slipstream_jax.selection.target import DropTarget
 from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
 
-_FIRST = 64  # examples of a batch that tell how many are hot
+_FIRST = 16  # examples of a batch that tell how many are hot
 
 
 class Decision(NamedTuple):
