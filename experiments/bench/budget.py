@@ -221,7 +221,8 @@ def rates_skipping(
   """Yields the median ms per batch of the source without and with skipping.
 
   Turns of both alternate. `choosing` is the processor time of the choice, and
-  `to pay` the predicted step below which it does not pay.
+  `to pay` the predicted step below which it does not pay. The prediction leaves
+  out what the processor does in the device's place.
 
   Args:
     trainers: one for each of both.

@@ -215,11 +215,14 @@ def test_some_steps_are_taken_alone_while_examples_are_left_out(monkeypatch):
   assert not waits
   assert one.payoff() is None
   assert one.host_ms() == pytest.approx((0.5, 0, 0, 0, 3))
+  spent = HostMs(read=1.0, choose=2.0)
   for _ in range(100):
-    spent = HostMs(read=1.0, choose=2.0)
     timed(one, spent, 200, 150, trained=50, wait=wait, work=work)
   timed(one, HostMs(read=9.0), 200, 0)  # the time of skipping is over
   assert len(waits) == 4  # before and after each of two steps
+  for _ in range(2000):
+    timed(one, spent, 200, 150, trained=50, wait=wait, work=work)
+  assert len(waits) == 40
   assert one.payoff()[:2] == pytest.approx((0.75, 40))  # of a full batch
   assert one.host_ms() == pytest.approx((0.5, 1, 0, 0, 6))
 
