@@ -29,7 +29,7 @@ SERVING = sorted((ROOT / 'slip_serve').rglob('*.py'))
 LIBRARY = [*FILES, *SERVING]
 ALL = [*FILES, *PROGRAMS, *SERVING]
 GROUPS = [
-  {'types', 'tables', 'errors', 'files', 'hashing', 'bag_kernels'},
+  {'types', 'tables', 'errors', 'files', 'hashing', 'row_kernels'},
   {'selection', 'transforms', 'models'},
   {
     *('store', 'placement', 'data', 'inputs', 'vocabulary', 'scoring'),

@@ -220,7 +220,8 @@ def rates_skipping(
 ) -> Iterator[dict[str, Any]]:
   """Yields the median ms per batch of the source without and with skipping.
 
-  Turns of both alternate. `choosing` is the processor time of the choice.
+  Turns of both alternate. `choosing` is the processor time of the choice, and
+  `to pay` the predicted step below which it does not pay.
 
   Args:
     trainers: one for each of both.
@@ -249,6 +250,7 @@ def rates_skipping(
           choosing = 1e3 * (stream.seconds_choosing - chosen)
           turn += [x * size / seen for x in (*(spent * count), choosing)]
         turns.append(turn)
+      least = part.clock.step_ms_to_pay()
     whole_ms, cpu, _, ms, skip_cpu, choosing = np.median(
       turns[_TURNS:], axis=0
     ).tolist()
@@ -261,6 +263,7 @@ def rates_skipping(
       'cpu, none': cpu,
       'cpu, some': skip_cpu,
       'choosing': choosing,
+      'to pay': least,
     }
 
 
@@ -279,7 +282,8 @@ def _turn(
   trainer.update = update
   started, last, cpu = time.perf_counter(), 0.0, time.process_time()
   for item in itertools.islice(stream, steps):
-    with trainer.engine.helped(stream.helpers):
+    timed = stream.clock.timed(item.spent, item.scheduled, lambda: None)
+    with trainer.engine.helped(stream.helpers), timed:
       take_step(trainer, item)
     # As in training, the previous step is awaited once this one is dispatched.
     time.sleep(max(0.0, last - time.perf_counter()))

@@ -13,9 +13,12 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax import row_kernels
 from slipstream_jax.hashing import kernel
 from slipstream_jax.placement import bucket
 from slipstream_jax.types import Positions, RowBlock, Slots
+
+_WIDE = 128  # bytes of a row from which XLA's gather on a CPU is slower
 
 
 def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
@@ -150,18 +153,28 @@ def first_rows(
   return rows[:count]
 
 
-def _take(block: RowBlock, at: jax.Array) -> RowBlock:
-  return jax.tree.map(
-    lambda leaf: leaf.at[at].get(
-      mode='fill', fill_value=0, unique_indices=True
-    ),
-    block,
-  )
-
-
 def _put(block: RowBlock, at: jax.Array, new: RowBlock) -> RowBlock:
   return jax.tree.map(
     lambda leaf, new: leaf.at[at].set(new, mode='drop', unique_indices=True),
     block,
     new,
   )
+
+
+def _take(block: RowBlock, at: jax.Array) -> RowBlock:
+  return jax.tree.map(lambda leaf: _take_leaf(leaf, at), block)
+
+
+def _take_leaf(leaf: jax.Array, at: jax.Array) -> jax.Array:
+  def by_xla(leaf: jax.Array, at: jax.Array) -> jax.Array:
+    return leaf.at[at].get(mode='fill', fill_value=0, unique_indices=True)
+
+  def kernel(leaf: jax.Array, at: jax.Array) -> jax.Array:
+    result = jax.ShapeDtypeStruct((len(at), *leaf.shape[1:]), leaf.dtype)
+    take = jax.ffi.ffi_call(row_kernels.TAKE, result)
+    return take(leaf, at, np.array([row_bytes], np.int32))
+
+  row_bytes = leaf.nbytes // max(1, len(leaf))
+  if row_bytes < _WIDE or not len(at) or not row_kernels.register():
+    return by_xla(leaf, at)
+  return jax.lax.platform_dependent(leaf, at, cpu=kernel, default=by_xla)

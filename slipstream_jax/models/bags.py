@@ -1,6 +1,6 @@
 """Sums of bags of rows, in the order of lookups.
 
-On a CPU they are kernels (`bag_kernels`), and elsewhere XLA's. Both give the
+On a CPU they are kernels (`row_kernels`), and elsewhere XLA's. Both give the
 same bits, wherever floats below 2**-126 become 0.
 """
 
@@ -41,22 +41,22 @@ def bag_sums(
 
 
 def _has_kernels(rows: jax.Array, inverse: jax.Array) -> bool:
-  from slipstream_jax import bag_kernels  # numba, which loads slowly
+  from slipstream_jax import row_kernels  # numba, which loads slowly
 
   fits = rows.dtype == np.float32 and inverse.dtype == np.int32
-  return fits and rows.size > 0 < inverse.size and bag_kernels.register()
+  return fits and rows.size > 0 < inverse.size and row_kernels.register()
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _by_platform(
   rows: jax.Array, inverse: jax.Array, lengths: tuple[int, ...]
 ) -> jax.Array:
-  from slipstream_jax import bag_kernels
+  from slipstream_jax import row_kernels
 
   def kernel(rows: jax.Array, inverse: jax.Array) -> jax.Array:
     shape = len(inverse), len(lengths), rows.shape[1]
     result = jax.ShapeDtypeStruct(shape, np.float32)
-    call = jax.ffi.ffi_call(bag_kernels.POOL, result, vmap_method='sequential')
+    call = jax.ffi.ffi_call(row_kernels.POOL, result, vmap_method='sequential')
     return call(rows, inverse, _starts(lengths))
 
   return jax.lax.platform_dependent(
@@ -76,7 +76,7 @@ def _forward(
 def _backward(
   lengths: tuple[int, ...], kept: Any, gradient: jax.Array
 ) -> tuple[jax.Array, None]:
-  from slipstream_jax import bag_kernels
+  from slipstream_jax import row_kernels
 
   inverse, rows = kept
 
@@ -87,7 +87,7 @@ def _backward(
       jax.ShapeDtypeStruct((inverse.size,), np.int32),
     )
     call = jax.ffi.ffi_call(
-      bag_kernels.SPREAD, results, vmap_method='sequential'
+      row_kernels.SPREAD, results, vmap_method='sequential'
     )
     return call(gradient, inverse, _starts(lengths))[0]
 

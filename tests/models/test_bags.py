@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slipstream_jax import bag_kernels
+from slipstream_jax import row_kernels
 from slipstream_jax.models.bags import bag_sums
 from tests.support.small import assert_same_bits
 
 pytestmark = pytest.mark.skipif(
-  not bag_kernels.register(), reason='no kernels on this machine'
+  not row_kernels.register(), reason='no kernels on this machine'
 )
 
 
 @pytest.fixture(autouse=True)
 def limits():
   """Yields the limits, and resets what a test has set."""
-  before = [*bag_kernels.limits]
-  yield bag_kernels.limits
-  bag_kernels.limits[:] = before
+  before = [*row_kernels.limits]
+  yield row_kernels.limits
+  row_kernels.limits[:] = before
 
 
 def functions(lengths, portable):
@@ -89,7 +89,7 @@ def test_kernels_have_the_bits_of_xla(
   results = []
   for portable in (True, False):
     sums, back = functions(tuple(lengths), portable)
-    bag_kernels.limits[:] = threads, 1
+    row_kernels.limits[:] = threads, 1
     results.append((sums(rows, inverse), back(rows, inverse, cotangents)))
   for by_xla, by_kernel in zip(*results, strict=True):
     by_xla, by_kernel = np.asarray(by_xla), np.asarray(by_kernel)
@@ -112,14 +112,14 @@ def test_kernels_are_in_use_where_they_can_be():
       sums.lower(rows, inverse).as_text(),
       back.lower(rows, inverse, cotangents).as_text(),
     ]
-    names = bag_kernels.POOL, bag_kernels.SPREAD
+    names = row_kernels.POOL, row_kernels.SPREAD
     for name, text in zip(names, texts, strict=True):
       assert (name in text) != portable
     on_gpu = sums.trace(rows, inverse).lower(lowering_platforms=('cuda',))
-    assert bag_kernels.POOL not in on_gpu.as_text()
+    assert row_kernels.POOL not in on_gpu.as_text()
   shares = jax.ShapeDtypeStruct((2, 5), jnp.float32)
   weighted = jax.jit(lambda *arrays: bag_sums(*arrays[:2], (2, 3), arrays[2]))
-  assert bag_kernels.POOL not in weighted.lower(rows, inverse, shares).as_text()
+  assert row_kernels.POOL not in weighted.lower(rows, inverse, shares).as_text()
 
 
 def test_threads_of_python_share_the_kernels(limits):

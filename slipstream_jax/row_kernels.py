@@ -1,8 +1,9 @@
-"""Sums of bags and their gradient, as XLA FFI targets on a CPU.
+"""Copies of rows, sums of bags and their gradient, as XLA FFI targets on a CPU.
 
 XLA copies every looked-up row before it sums, and adds gradients on one thread.
-These loops share bags and rows among threads. One thread takes a sum, in the
-order of lookups. So no bit depends on the number of threads.
+It takes up to four times as long to gather rows. These loops share bags and
+rows among threads. One thread takes a sum, in the order of lookups. So no bit
+depends on the number of threads.
 
 A target is a C function that numba compiles, so the package needs no compiled
 extension. It reads XLA's call frame (xla/ffi/api/c_api.h) by offsets. Its
@@ -25,12 +26,13 @@ from numba.extending import intrinsic, models, register_model
 import numpy as np
 
 POOL, SPREAD = 'slipstream_pool_bags', 'slipstream_spread_bags'
+TAKE = 'slipstream_take_rows'
 """Names of the targets, which JAX's cache of compiled programs keeps."""
 limits = (ctypes.c_int64 * 2)(1, 1 << 19)
 """Most threads of one call, and the bytes that are worth one. To start a thread
 takes 20 us."""
 
-_WORKER, _LIMITS = 'slipstream_bag_worker', 'slipstream_bag_limits'
+_WORKER, _LIMITS = 'slipstream_row_worker', 'slipstream_row_limits'
 _CHUNKS = 8  # parts of the work for each thread
 _AHEAD = 12  # rows to prefetch
 _lock = threading.Lock()
@@ -56,7 +58,7 @@ def _register() -> bool:
   new = ctypes.pythonapi.PyCapsule_New
   new.restype = ctypes.py_object
   new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-  for name, target in ((POOL, _pool), (SPREAD, _spread)):
+  for name, target in ((POOL, _pool), (SPREAD, _spread), (TAKE, _take)):
     capsule = new(_compiled(target), None, None)
     jax.ffi.register_ffi_target(name, capsule, platform='cpu', api_version=1)
   return True
@@ -92,6 +94,12 @@ def _ints(address: int, count: int) -> np.ndarray:
 @no_type_check
 def _longs(address: int, count: int) -> np.ndarray:
   return carray(_pointer(address), count, np.int64)
+
+
+@_inline
+@no_type_check
+def _bytes(address: int, count: int) -> np.ndarray:
+  return carray(_pointer(address), count, np.uint8)
 
 
 # Sums in registers.
@@ -231,14 +239,19 @@ def _sum(
 
 @_kernel
 @no_type_check
-def _copy(source: int, dim: int, out: int) -> None:
-  d = 0
-  while d + 16 <= dim:
-    _store(_load(source + 4 * d, 16), out + 4 * d)
-    d += 16
-  while d < dim:
-    _store(_load(source + 4 * d, 1), out + 4 * d)
-    d += 1
+def _copy(source: int, nbytes: int, out: int) -> None:
+  """Copies bytes from an address to another."""
+  at = 0
+  while at + 64 <= nbytes:
+    _store(_load(source + at, 16), out + at)
+    at += 64
+  while at + 4 <= nbytes:
+    _store(_load(source + at, 1), out + at)
+    at += 4
+  if at < nbytes:
+    here, there = _bytes(source + at, 4), _bytes(out + at, 4)
+    for i in range(nbytes - at):
+      there[i] = here[i]
 
 
 # The work, as chunks of a job that threads take until none is left.
@@ -247,11 +260,12 @@ _JOB = np.dtype(
   [
     (name, np.int64)
     for name in (
-      *('next', 'chunks', 'spreads', 'source', 'inverse', 'starts', 'out'),
+      *('next', 'chunks', 'kind', 'source', 'inverse', 'starts', 'out'),
       *('ends', 'order', 'examples', 'columns', 'bags', 'rows', 'dim'),
     )
   ]
 )
+_POOLS, _SPREADS, _TAKES = range(3)  # kinds of jobs
 
 
 @_kernel
@@ -267,7 +281,7 @@ def _pool_chunk(job: Any, first: int, end: int) -> None:
       at = example * job.columns + starts[bag]
       stop = example * job.columns + starts[bag + 1]
       if stop - at == 1 and inverse[at] >= 0:  # keeps what is below 2**-126
-        _copy(job.source + 4 * dim * np.int64(inverse[at]), dim, to)
+        _copy(job.source + 4 * dim * np.int64(inverse[at]), 4 * dim, to)
       else:
         # Minus zero, which changes nothing that is added to it.
         _sum(job.source, dim, inverse, at, stop, np.float32(-0.0), to)
@@ -334,6 +348,23 @@ def _spread_chunk(job: Any, chunk: int) -> None:
     row += 1
 
 
+@_kernel
+@no_type_check
+def _take_chunk(job: Any, first: int, end: int) -> None:
+  """Copies rows of `dim` bytes from their places. 0 where there is none."""
+  places, nbytes = _ints(job.inverse, job.examples), job.dim
+  for i in range(first, end):
+    ahead = max(0, min(places[min(i + _AHEAD, end - 1)], job.rows - 1))
+    soon = job.source + nbytes * np.int64(ahead)
+    for line in range(0, nbytes, 64):
+      _prefetch(soon + line)
+    if 0 <= places[i] < job.rows:
+      row = job.source + nbytes * np.int64(places[i])
+      _copy(row, nbytes, job.out + nbytes * i)
+    else:
+      _bytes(job.out + nbytes * i, nbytes)[:] = 0
+
+
 @intrinsic
 @no_type_check
 def _take_number(typing: Any, address: Any) -> Any:
@@ -354,11 +385,14 @@ def _take_part(address: int) -> None:
     chunk = _take_number(address)  # of `next`, the first field
     if chunk >= job.chunks:
       return
-    if job.spreads:
+    first = job.examples * chunk // job.chunks
+    end = job.examples * (chunk + 1) // job.chunks
+    if job.kind == _POOLS:
+      _pool_chunk(job, first, end)
+    elif job.kind == _SPREADS:
       _spread_chunk(job, chunk)
     else:
-      first = job.examples * chunk // job.chunks
-      _pool_chunk(job, first, job.examples * (chunk + 1) // job.chunks)
+      _take_chunk(job, first, end)
 
 
 @no_type_check
@@ -454,8 +488,8 @@ def _shape(buffer: int) -> np.ndarray:
 
 @_kernel
 @no_type_check
-def _job(frame: int, rows: int) -> np.ndarray:
-  """Returns a job with all fields that both targets have, [1]."""
+def _bags_job(frame: int, rows: int) -> np.ndarray:
+  """Returns a job with all fields that both targets of bags have, [1]."""
   inverse, starts = _operand(frame, 1), _operand(frame, 2)
   jobs = np.zeros(1, _JOB)
   job = jobs[0]
@@ -472,7 +506,7 @@ def _pool(frame: int) -> int:
   """Maps f32[P, D], i32[B, K] and i32[G + 1] to f32[B, G, D]."""
   if _only_asks(frame):
     return 0
-  job = _job(frame, _operand(frame, 0))
+  job = _bags_job(frame, _operand(frame, 0))
   _run(job, 4 * job[0].dim * job[0].examples * job[0].columns)
   return 0
 
@@ -485,9 +519,28 @@ def _spread(frame: int) -> int:
   """
   if _only_asks(frame):
     return 0
-  job = _job(frame, _result(frame, 0))
-  job[0].spreads = 1
+  job = _bags_job(frame, _result(frame, 0))
+  job[0].kind = _SPREADS
   job[0].ends, job[0].order = _data(_result(frame, 1)), _data(_result(frame, 2))
   _sort(job[0])
   _run(job, 4 * job[0].dim * job[0].examples * job[0].columns)
+  return 0
+
+
+@no_type_check
+def _take(frame: int) -> int:
+  """Maps rows [C, ...], places i32[P] and i32[1], bytes of a row, to [P, ...].
+
+  A place outside of the rows gives 0.
+  """
+  if _only_asks(frame):
+    return 0
+  rows, places = _operand(frame, 0), _operand(frame, 1)
+  jobs = np.zeros(1, _JOB)
+  job = jobs[0]
+  job.kind, job.source, job.rows = _TAKES, _data(rows), _shape(rows)[0]
+  job.inverse, job.examples = _data(places), _shape(places)[0]
+  job.out = _data(_result(frame, 0))
+  job.dim = _ints(_data(_operand(frame, 2)), 1)[0]
+  _run(jobs, job.dim * job.examples)
   return 0
