@@ -292,10 +292,10 @@ def _latest(
   Their rows are frozen, or none is.
   """
   assert state.earlier is not None
-  groups, found = [NO_ROWS], 0
+  groups, count = [NO_ROWS], 0
   pairs = [*zip(known, state.earlier, strict=False)]
   for batch, earlier in pairs[:0:-1]:
-    if found >= room:
+    if count >= room:
       break
     group = np.empty(len(batch.rows), np.int64)
     size = _next_uses(
@@ -303,7 +303,7 @@ def _latest(
     )
     # Ties are broken as in the list: lowest slot first.
     groups.append(np.sort(group[:size]))
-    found += size
+    count += size
   return np.concatenate(groups)[:room]
 
 

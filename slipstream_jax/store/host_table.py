@@ -160,10 +160,10 @@ def unique_rows(
     UserError: a lookup is not a row of any table.
   """
   flat = np.ascontiguousarray(lookups).reshape(1, -1)
-  found = _find(flat, None, None, num_rows, lookups.shape, hot)
-  if isinstance(found, int):
-    _refuse(lookups, np.unravel_index(found, lookups.shape), num_rows)
-  return found
+  unique = _find(flat, None, None, num_rows, lookups.shape, hot)
+  if isinstance(unique, int):
+    _refuse(lookups, np.unravel_index(unique, lookups.shape), num_rows)
+  return unique
 
 
 def unique_rows_of(
@@ -184,11 +184,11 @@ def unique_rows_of(
   if shape == flat.shape:  # a single group has global numbers
     return unique_rows(flat, group.num_rows, hot)
   columns, shifts = (np.array(x) for x in (group.columns, group.shifts))
-  found = _find(flat, columns, shifts, group.num_rows, shape, hot)
-  if isinstance(found, int):
-    example, column = divmod(found, len(columns))
+  unique = _find(flat, columns, shifts, group.num_rows, shape, hot)
+  if isinstance(unique, int):
+    example, column = divmod(unique, len(columns))
     _refuse(flat, (example, columns[column]), group.num_rows, shifts[column])
-  return found
+  return unique
 
 
 def _find(
