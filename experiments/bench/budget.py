@@ -220,8 +220,8 @@ def rates_skipping(
   """Yields the median ms per batch of the source without and with skipping.
 
   Turns of both alternate, once a linear scorer learns from few examples.
-  Columns of `cpu` have the host's part of the processor time, and `choosing`
-  that of the choice.
+  Columns of `cpu` have the host's part of the processor time, `choosing` that
+  of the choice, and `to pay` the predicted step below which it does not pay.
 
   Args:
     trainers: one for each of both.
@@ -252,6 +252,7 @@ def rates_skipping(
           ms, host = spent[:2] * count
           turn += [x * size / seen for x in (ms, host, choosing)]
         turns.append(turn)
+      least = part.clock.step_ms_to_pay()
     whole_ms, cpu, _, ms, skip_cpu, choosing = np.median(
       turns[_TURNS:], axis=0
     ).tolist()
@@ -264,6 +265,7 @@ def rates_skipping(
       'cpu, none': cpu,
       'cpu, some': skip_cpu,
       'choosing': choosing,
+      'to pay': least,
     }
 
 
@@ -299,7 +301,8 @@ def _turn(
   stream.peek()  # so that its threads run
   started, last, spent = time.perf_counter(), 0.0, _cpu_seconds()
   for item in itertools.islice(stream, steps):
-    with trainer.engine.helped(stream.helpers):
+    timed = stream.clock.timed(item.spent, item.scheduled, lambda: None)
+    with trainer.engine.helped(stream.helpers), timed:
       take_step(trainer, item)
     # As in training, the previous step is awaited once this one is dispatched.
     time.sleep(max(0.0, last - time.perf_counter()))

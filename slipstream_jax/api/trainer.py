@@ -63,8 +63,8 @@ class History(NamedTuple):
   events: tuple[dict[str, Any], ...]
   """What the schedule decided, in order."""
   payoff: Payoff | None = None
-  """Whether leaving examples out saves time, as measured on the way. None if
-  nothing was left out, or in fewer than 50 steps."""
+  """Whether leaving examples out saves time. None if that was not measured,
+  which takes up to 100 steps after some were left out."""
 
 
 class Trainer:

@@ -22,7 +22,6 @@ choice depends on them.
 import collections
 from collections.abc import Callable, Iterator
 import contextlib
-import math
 import time
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ from slipstream_jax.schedules.base import ScheduledBatch
 
 _RECENT = 1000  # steps that figures are of
 _ALONE = 50  # steps from one that the device takes alone to the next
-_RARE = 0.05  # share of the slowest choices, in which programs are compiled
+_RARE = 0.02  # share of the slowest choices, in which programs are compiled
 
 
 class HostMs(NamedTuple):
@@ -63,6 +62,8 @@ class Threads(NamedTuple):
 class Payoff(NamedTuple):
   """Whether a run that leaves examples out saves time by it."""
 
+  left_out: float
+  """Share of the examples that is left out."""
   step_ms: float
   """What a step of a full batch takes the device."""
   step_ms_to_pay: float
@@ -125,7 +126,7 @@ def payoff(
     host = host._replace(step=host.step + step_ms)
     none = batch_ms(host._replace(choose=0.0), threads, 0.0, 0.0)
     pays = pays or batch_ms(host, threads, left_out, 0.0) < none
-  return Payoff(step_ms, least, pays)
+  return Payoff(left_out, step_ms, least, pays)
 
 
 class _Step(NamedTuple):
@@ -208,15 +209,19 @@ class HostClock:
     ]
     read, choose = np.sort(of_read, axis=0).T
     # Every tenth batch may take longer, so a median would leave that out.
-    usual = choose[: len(choose) - math.ceil(_RARE * len(choose))]
+    usual = choose[: len(choose) - int(_RARE * len(choose))]
     find, plan, step = np.median(of_trained, axis=0)
     return HostMs(
       *map(float, (np.median(read), usual.mean(), find, plan, step))
     )
 
+  def step_ms_to_pay(self) -> float:
+    """Returns the function's result for these measurements."""
+    return step_ms_to_pay(self.host_ms(), self.threads, self.left_out)
+
   def payoff(self) -> Payoff | None:
-    """Returns whether skipping pays. None if that was not measured."""
-    if not self._device_ms:
+    """Returns whether skipping pays. None if too few steps tell."""
+    if len(self._steps) < _ALONE or not self._device_ms:
       return None
     step_ms = float(np.median(self._device_ms))
     on_host = jax.default_backend() == 'cpu'

@@ -132,7 +132,7 @@ def test_choosing_that_costs_nothing_always_pays():
 def test_a_step_on_the_host_takes_its_cores():
   host, threads = HostMs(choose=1.0, step=1.0), Threads(1, 2)
   own = clock.payoff(host, threads, 0.5, 0.8, on_host=False)
-  assert own == (0.8, 1.0, False)
+  assert own == (0.5, 0.8, 1.0, False)
   # One thread spends 1.8 ms without skipping, and 0.9 ms, less than 1, with it.
   assert clock.payoff(host, threads, 0.5, 0.8, on_host=True).pays
   costly = host._replace(choose=2.0)
