@@ -85,9 +85,10 @@ def tally(
     scores, labels = scores[~unknown], labels[~unknown]
   at = ((logits_of(scores) + _LIMIT) / _WIDTH).astype(np.int64)
   at = np.minimum(at, _BINS - 1)
-  every = np.bincount(at, minlength=_BINS)
-  clicks = np.bincount(at, labels, _BINS)
-  return np.stack([every - clicks, clicks], axis=1, dtype=np.float64)
+  counts = np.empty((_BINS, 2))
+  counts[:, 1] = np.bincount(at, labels, _BINS)
+  counts[:, 0] = np.bincount(at, minlength=_BINS) - counts[:, 1]
+  return counts
 
 
 def faded(sums: np.ndarray, examples: float) -> np.ndarray:
