@@ -43,7 +43,7 @@ class HostMs(NamedTuple):
   read: float = 0.0
   """Reading a batch of the source."""
   choose: float = 0.0
-  """Choosing its examples."""
+  """Choosing its examples, and making batches of those that are kept."""
   find: float = 0.0
   """Finding the unique rows of a trained batch."""
   plan: float = 0.0
