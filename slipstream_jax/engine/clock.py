@@ -12,8 +12,8 @@ batch takes as long as the busiest of
 A share d that is left out saves d of all work on trained batches, and choosing
 is paid for each batch of the source. Assumptions: batches are prepared ahead,
 work grows with the examples of a batch, threads wait for each other in no other
-way, and a device has a processor of its own. What a source's own threads and
-those that help to copy rows spend is not counted.
+way, and a device has a processor of its own. What JAX's threads, a source's own
+threads and those that help to copy rows spend is not counted.
 
 Figures are of the processor's time, so they hold while other programs run. No
 choice depends on them.
@@ -32,6 +32,7 @@ from slipstream_jax.schedules.base import ScheduledBatch
 
 _RECENT = 1000  # steps that figures are of
 _ALONE = 50  # steps from one that the device takes alone to the next
+_SAMPLES = 20  # such steps, as each lets the device wait
 _RARE = 0.02  # share of the slowest choices, in which programs are compiled
 
 
@@ -152,7 +153,7 @@ class HostClock:
     """Starts without measurements."""
     self.threads = threads
     self._steps = collections.deque[_Step](maxlen=_RECENT)
-    self._device_ms = collections.deque[float](maxlen=_RECENT // _ALONE)
+    self._device_ms: list[float] = []
     self._taken, self._skips = 0, False
 
   @contextlib.contextmanager
@@ -167,7 +168,8 @@ class HostClock:
       wait: waits for the device. While examples are left out, it is called
         before and after some steps, which the device then takes alone.
     """
-    alone = self._taken % _ALONE == _ALONE - 1 and self._skips
+    due = self._taken % _ALONE == _ALONE - 1
+    alone = self._skips and due and len(self._device_ms) < _SAMPLES
     if alone:
       wait()
     started, cpu = time.perf_counter(), time.thread_time()

@@ -6,10 +6,23 @@ import time
 import numpy as np
 import pytest
 
-from slipstream_jax.engine import clock
+from slipstream_jax.data.numbered import ColumnBatches
+from slipstream_jax.engine import clock, planner
 from slipstream_jax.engine.clock import HostClock, HostMs, Threads
+from slipstream_jax.engine.engine import Engine
+from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.base import ScheduledBatch
+from slipstream_jax.schedules.chooser import Chooser
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from slipstream_jax.types import Batch
+from tests.support import small
 
 TICK = 0.01  # ms
 COUNT = 120  # batches of the source
@@ -106,6 +119,14 @@ def test_a_batch_takes_what_the_busiest_takes(seed, step_ms):
     assert formula == pytest.approx(truth, rel=0.1), (seed, part)
 
 
+@pytest.mark.parametrize('phase', HostMs._fields)
+def test_any_thread_can_be_the_busiest(phase):
+  host = HostMs(*[0.1] * 5)._replace(**{phase: 3.0})
+  formula = clock.batch_ms(host, Threads(2, 8), 0.25, 0.1)
+  truth = simulated_ms(host, Threads(2, 8), 0.25, 0.1)
+  assert formula == pytest.approx(truth, rel=0.1)
+
+
 @pytest.mark.parametrize('seed', range(16))
 def test_choosing_pays_from_that_step_on(seed):
   host, threads, left_out = drawn(seed)
@@ -139,13 +160,11 @@ def test_a_step_on_the_host_takes_its_cores():
   assert not clock.payoff(costly, threads, 0.5, 0.8, on_host=True).pays
 
 
-def timed(one, spent, seen, dropped, wait=lambda: None, ms=0.0):
-  batch = Batch(None, None, np.zeros(100), np.ones(100, np.float32))
-  item = ScheduledBatch(batch, {}, seen, dropped)
-  with one.timed(spent, item, wait):
-    until = time.thread_time() + ms / 1e3
-    while time.thread_time() < until:
-      pass
+def timed(one, spent, seen, dropped, *, trained=100, wait=bool, work=bool):
+  weights = (np.arange(100) < trained).astype(np.float32)
+  batch = Batch(None, None, np.zeros(100), weights)
+  with one.timed(spent, ScheduledBatch(batch, {}, seen, dropped), wait):
+    work()
 
 
 def test_what_is_read_counts_by_the_batch_of_the_source():
@@ -159,25 +178,94 @@ def test_what_is_read_counts_by_the_batch_of_the_source():
   assert one.left_out == pytest.approx(2 / 3)
 
 
-def test_some_steps_are_taken_alone_while_examples_are_left_out():
-  one, waits = HostClock(Threads(1, 1)), []
+def test_what_is_trained_counts_by_the_full_batch():
+  one = HostClock(Threads(1, 1))
+  for _ in range(100):  # not filled up again
+    timed(one, HostMs(1.0, 1.0, 2.0, 4.0), 100, 75, trained=25)
+  assert one.host_ms()[:4] == pytest.approx((1, 1, 8, 16))
+  assert one.left_out == pytest.approx(0.75)
 
-  def slow():
-    waits.append(time.sleep(0.02))
 
+def test_one_thread_does_everything_without_a_batch_ahead():
+  columns = small.columns(small.BATCH)
+  trainer = make_parts(
+    small.recipe('adagrad'), PLACEMENTS['streamed'], small.DENSE
+  )
+  source = ColumnBatches(columns, small.BATCH)
+  with planned(trainer, source, depth=0, workers=4) as batches:
+    assert batches.clock.threads == (1, 1)
+
+
+def test_some_steps_are_taken_alone_while_examples_are_left_out(monkeypatch):
+  wall, cpu, waits = [0.0], [0.0], []
+  monkeypatch.setattr(clock.time, 'perf_counter', lambda: wall[0])
+  monkeypatch.setattr(clock.time, 'thread_time', lambda: cpu[0])
+
+  def wait():  # for a device that takes 20 ms
+    waits.append(wall[0])
+    wall[0] += 0.02
+
+  def work():
+    wall[0] += 0.003
+    cpu[0] += 0.003
+
+  one = HostClock(Threads(1, 1))
   for _ in range(120):
-    timed(one, HostMs(read=1.0), 100, 0, slow)
+    timed(one, HostMs(read=1.0), 200, 0, wait=wait, work=work)
   assert not waits
   assert one.payoff() is None
-  assert one.host_ms().choose == 0
+  assert one.host_ms() == pytest.approx((0.5, 0, 0, 0, 3))
+  spent = HostMs(read=1.0, choose=2.0)
   for _ in range(100):
-    timed(one, HostMs(read=1.0, choose=2.0), 200, 100, slow, ms=1)
-  timed(one, HostMs(read=9.0), 100, 0)  # the time of skipping is over
+    timed(one, spent, 200, 150, trained=50, wait=wait, work=work)
+  timed(one, HostMs(read=9.0), 200, 0)  # the time of skipping is over
   assert len(waits) == 4  # before and after each of two steps
-  paid = one.payoff()
-  assert paid.step_ms >= 20
-  assert one.host_ms()[:4] == pytest.approx((0.5, 1, 0, 0))
-  assert one.host_ms().step >= 1
+  for _ in range(2000):
+    timed(one, spent, 200, 150, trained=50, wait=wait, work=work)
+  assert len(waits) == 40
+  assert one.payoff()[:2] == pytest.approx((0.75, 40))  # of a full batch
+  assert one.host_ms() == pytest.approx((0.5, 1, 0, 0, 6))
+
+
+SLOWED = {
+  'read': (ColumnBatches, '__next__'),
+  'choose': (Chooser, 'choose'),
+  'find': (planner, 'row_weights'),
+  'plan': (planner, 'link'),
+  'step': (Engine, 'load'),
+}
+
+
+@pytest.mark.parametrize('phase', HostMs._fields)
+def test_a_training_loop_measures_each_thread(phase, monkeypatch):
+  owner, name = SLOWED[phase]
+  real = getattr(owner, name)
+
+  def slow(*arguments):
+    until = time.thread_time() + 0.01
+    while time.thread_time() < until:
+      pass
+    return real(*arguments)
+
+  monkeypatch.setattr(owner, name, slow)
+  columns = small.columns(20 * small.BATCH)
+  trainer = make_parts(
+    small.recipe('adagrad'),
+    PLACEMENTS['streamed'],
+    small.DENSE,
+    hot=small.hot(columns),
+  )
+  source = ColumnBatches(columns, small.BATCH)
+  skip = Skip(0.5, 'random', phases=Phases(0, 0, 2, 0), drop_of='hot')
+  with slipstream(trainer, source, skip) as batches:
+    assert len(list(train(trainer, batches, 110))) == 110
+    host, paid = batches.clock.host_ms(), batches.clock.payoff()
+  assert getattr(host, phase) >= 10
+  others = host._replace(**{'choose': 0.0, phase: 0.0})  # choosing compiles
+  assert max(others) < 10
+  assert min(host) > 0
+  assert 0 < paid.left_out < 1
+  assert paid.step_ms > 0
 
 
 def test_a_step_that_fails_is_not_measured():
