@@ -52,6 +52,7 @@ _SLOT = (1 << 31) - 1
 _MOST = (1 << 63) - 1
 _LISTED = 32  # about one of so many slots is in the list
 _SAMPLE = 4096  # slots that tell which keys are low
+_AHEAD = 64  # keys whose rows are read together
 _NONE = np.empty(0, bool)
 
 
@@ -356,17 +357,10 @@ def _unused(cache: Cache, step: int, keys: np.ndarray) -> int:
   """Keeps and counts the keys of rows that no batch known at `step` uses."""
   count = 0
   for key in keys:
+    row = cache.row_at[key & _SLOT]
     keys[count] = key
-    count += _is_unused(cache, step, key & _SLOT)
+    count += (row < 0) | (cache.latest_use[max(row, 0)] <= step)
   return count
-
-
-@kernel
-@no_type_check
-def _is_unused(cache: Cache, step: int, slot: int) -> bool:
-  """Returns whether no batch known at `step` uses the slot's row."""
-  row = cache.row_at[slot]
-  return (row < 0) | (cache.latest_use[max(row, 0)] <= step)
 
 
 @kernel
@@ -413,18 +407,25 @@ def _take_unused(
   it has read.
   """
   read, last = 0, -1
+  rows, latest = np.empty(_AHEAD, np.int64), np.empty(_AHEAD, np.int64)
   while count < len(out) and read < len(low):
-    key = low[read]
-    if key >= _FROZEN and not frozen:
-      break
-    read += 1
-    slot = key & _SLOT
-    if key == last or key != _key(cache, slot):
-      continue  # a copy, or outdated
-    last = key
-    if _is_unused(cache, step, slot):
-      out[count] = slot
-      count += 1
+    keys = low[read : read + _AHEAD]
+    # A branch on what is not in the processor's cache would wait for it.
+    for i in range(len(keys)):
+      rows[i] = cache.row_at[keys[i] & _SLOT]
+    for i in range(len(keys)):
+      latest[i] = cache.latest_use[max(rows[i], 0)]
+    for i in range(len(keys)):
+      key = keys[i]
+      if count == len(out) or (key >= _FROZEN and not frozen):
+        return count, read
+      read += 1
+      if key == last or key != _key(cache, key & _SLOT):
+        continue  # a copy, or outdated
+      last = key
+      if rows[i] < 0 or latest[i] <= step:
+        out[count] = key & _SLOT
+        count += 1
   return count, read
 
 
@@ -443,14 +444,18 @@ def _next_uses(
   It counts them. A row is not in the planned batch or in one between both if
   its use before was `earlier` than the step.
   """
-  count = 0
+  count = kept = 0
   for u in range(len(rows)):
-    if earlier[u] <= step:
-      slot = cache.place_of[rows[u]] - 1
-      if slot >= 0 and cache.frozen[slot] == frozen:
-        out[count] = slot
-        count += 1
-  return count
+    out[count] = rows[u]
+    count += earlier[u] <= step
+  for i in range(count):
+    out[i] = cache.place_of[out[i]] - 1
+  for i in range(count):
+    slot = out[i]
+    if slot >= 0 and cache.frozen[slot] == frozen:
+      out[kept] = slot
+      kept += 1
+  return kept
 
 
 @kernel
