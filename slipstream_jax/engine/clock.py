@@ -85,15 +85,14 @@ def batch_ms(
     left_out: share of the examples, in [0, 1).
     step_ms: what a step takes the device.
   """
-  read, kept = host.read + host.choose, 1 - left_out
-  found, planned = read + kept * host.find, kept * host.plan
-  ahead = max(read, found / threads.workers, planned)
+  kept, source = 1 - left_out, host.read + host.choose
+  workers, planner = source + kept * host.find, kept * host.plan
+  ahead = max(source, workers / threads.workers, planner)
   if threads.workers == 1:
-    ahead = found + planned
-  step = kept * host.step
-  return max(
-    kept * step_ms, ahead, step, (found + planned + step) / threads.cores
-  )
+    ahead = workers + planner
+  trainer = kept * host.step
+  cores = (workers + planner + trainer) / threads.cores
+  return max(kept * step_ms, ahead, trainer, cores)
 
 
 def step_ms_to_pay(host: HostMs, threads: Threads, left_out: float) -> float:
