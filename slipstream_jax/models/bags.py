@@ -7,7 +7,7 @@ same bits, wherever floats below 2**-126 become 0.
 from collections.abc import Sequence
 import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,16 @@ from slipstream_jax.types import Rows
 _UNROLLED = 512  # rows of a bag that XLA sums in one loop over the bags
 
 
+class Unsummed(NamedTuple):
+  """Rows whose gradient is not summed: that of their bags' sums is enough."""
+
+  rows: Rows
+  sums: Float[jax.Array, 'B G D']
+  """Receives the gradient of the sums. Its value is not read."""
+
+
 def bag_sums(
-  rows: Rows,
+  rows: Rows | Unsummed,
   inverse: Int[jax.Array, 'B K'],
   lengths: tuple[int, ...],
   shares: Float[jax.Array, 'B K'] | None = None,
@@ -29,15 +37,39 @@ def bag_sums(
   """Sums the rows of each of an example's G bags.
 
   Args:
-    rows: f32[P, D].
+    rows: f32[P, D]. If `Unsummed`, there are no shares.
     inverse: place in `rows` of each lookup, or -1, which adds nothing, i32.
     lengths: columns of each bag.
     shares: factor of each lookup, 0 for padding. None: all are 1.
     portable: whether the compiled program must run where this package is not.
   """
+  if isinstance(rows, Unsummed):
+    return _unsummed(rows, inverse, lengths)
   if shares is not None or portable or not _has_kernels(rows, inverse):
     return _by_xla(rows, inverse, lengths, shares)
   return _by_platform(rows, inverse, lengths)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _unsummed(
+  rows: Unsummed, inverse: jax.Array, lengths: tuple[int, ...]
+) -> jax.Array:
+  return bag_sums(rows.rows, inverse, lengths)
+
+
+def _unsummed_forward(
+  rows: Unsummed, inverse: jax.Array, lengths: tuple[int, ...]
+) -> tuple[jax.Array, Any]:
+  return bag_sums(rows.rows, inverse, lengths), rows.rows
+
+
+def _unsummed_backward(
+  lengths: tuple[int, ...], rows: jax.Array, gradient: jax.Array
+) -> tuple[Unsummed, None]:
+  return Unsummed(jnp.zeros_like(rows), gradient), None
+
+
+_unsummed.defvjp(_unsummed_forward, _unsummed_backward)
 
 
 def _has_kernels(rows: jax.Array, inverse: jax.Array) -> bool:
@@ -57,7 +89,7 @@ def _by_platform(
     shape = len(inverse), len(lengths), rows.shape[1]
     result = jax.ShapeDtypeStruct(shape, np.float32)
     call = jax.ffi.ffi_call(row_kernels.POOL, result, vmap_method='sequential')
-    return call(rows, inverse, _starts(lengths))
+    return call(rows, inverse, starts(lengths))
 
   return jax.lax.platform_dependent(
     rows,
@@ -89,15 +121,13 @@ def _backward(
     call = jax.ffi.ffi_call(
       row_kernels.SPREAD, results, vmap_method='sequential'
     )
-    return call(gradient, inverse, _starts(lengths))[0]
-
-  def by_xla(gradient: jax.Array, inverse: jax.Array) -> jax.Array:
-    # Linear, so no value of the rows is read.
-    _, back = jax.vjp(lambda rows: _by_xla(rows, inverse, lengths), rows)
-    return back(gradient)[0]
+    return call(gradient, inverse, starts(lengths))[0]
 
   to_rows = jax.lax.platform_dependent(
-    gradient, inverse, cpu=kernel, default=by_xla
+    gradient,
+    inverse,
+    cpu=kernel,
+    default=functools.partial(spread, rows, lengths=lengths),
   )
   return to_rows, None
 
@@ -105,7 +135,21 @@ def _backward(
 _by_platform.defvjp(_forward, _backward)
 
 
-def _starts(lengths: Sequence[int]) -> np.ndarray:
+def spread(
+  rows: Rows,
+  sums: Float[jax.Array, 'B G D'],
+  inverse: Int[jax.Array, 'B K'],
+  lengths: tuple[int, ...],
+) -> Rows:
+  """Returns the gradient of rows from that of their bags' sums, by XLA."""
+  # Linear, so no value of the rows is read.
+  _, back = jax.vjp(lambda rows: _by_xla(rows, inverse, lengths), rows)
+  gradient: jax.Array = back(sums)[0]
+  return gradient
+
+
+def starts(lengths: Sequence[int]) -> np.ndarray:
+  """Returns the first column of each bag, and the end of the last, i32."""
   return np.cumsum([0, *lengths], dtype=np.int32)
 
 
