@@ -165,6 +165,15 @@ def _plus(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 @no_type_check
+def _times(typing: Any, a: Any, b: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.fmul(*args)
+
+  return a(a, b), codegen
+
+
+@intrinsic
+@no_type_check
 def _plus_product(typing: Any, a: Any, b: Any, c: Any) -> Any:
   """Returns a + b * c, rounded once, as XLA does it."""
 
@@ -209,6 +218,7 @@ def _sum_lanes(
   source: int,
   dim: int,
   items: np.ndarray,
+  factors: np.ndarray,
   first: int,
   end: int,
   start: float,
@@ -222,8 +232,10 @@ def _sum_lanes(
     for line in range(0, 4 * lanes, 64):
       _prefetch(soon + line)
     if items[at] >= 0:
-      row = source + 4 * dim * np.int64(items[at])
-      total = _plus(total, _load(row, lanes))
+      row = _load(source + 4 * dim * np.int64(items[at]), lanes)
+      if len(factors):
+        row = _times(row, _filled(factors[at], lanes))
+      total = _plus(total, row)
     else:
       total = _plus(total, _filled(np.float32(0), lanes))
   _store(total, out)
@@ -235,28 +247,39 @@ def _sum(
   source: int,
   dim: int,
   items: np.ndarray,
+  factors: np.ndarray,
   first: int,
   end: int,
   start: float,
   out: int,
 ) -> None:
-  """Adds rows of floats [dim] to `start`, in the order of `items`.
+  """Adds products of factors and rows of floats [dim] to `start`, in order.
 
-  Items are numbers of rows. A negative one adds 0. `source` and `out` are
-  addresses.
+  Items are numbers of rows. A negative one adds 0. Without factors, all are 1.
+  `source` and `out` are addresses.
   """
-  d = 0
-  while d + 128 <= dim:
-    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 128)
+  none, d = factors[:0], 0
+  while d + 128 <= dim and not len(factors):
+    at, to = source + 4 * d, out + 4 * d
+    _sum_lanes(at, dim, items, none, first, end, start, to, 128)
     d += 128
   while d + 64 <= dim:
-    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 64)
+    at, to = source + 4 * d, out + 4 * d
+    if len(factors):
+      _sum_lanes(at, dim, items, factors, first, end, start, to, 64)
+    else:
+      _sum_lanes(at, dim, items, none, first, end, start, to, 64)
     d += 64
   while d + 16 <= dim:
-    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 16)
+    at, to = source + 4 * d, out + 4 * d
+    if len(factors):
+      _sum_lanes(at, dim, items, factors, first, end, start, to, 16)
+    else:
+      _sum_lanes(at, dim, items, none, first, end, start, to, 16)
     d += 16
   while d < dim:
-    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 1)
+    at, to = source + 4 * d, out + 4 * d
+    _sum_lanes(at, dim, items, factors, first, end, start, to, 1)
     d += 1
 
 
@@ -285,11 +308,19 @@ _JOB = np.dtype(
     for name in (
       *('next', 'chunks', 'kind', 'source', 'inverse', 'starts', 'out'),
       *('ends', 'order', 'examples', 'columns', 'bags', 'rows', 'dim'),
-      *('frozen', 'touched', 'squares', 'numbers'),
+      *('factors', 'ordered', 'frozen', 'touched', 'squares', 'numbers'),
     )
   ]
 )
 _POOLS, _SPREADS, _UPDATES, _TAKES = range(4)  # kinds of jobs
+
+
+@_inline
+@no_type_check
+def _factors(job: Any, address: int) -> np.ndarray:
+  """Returns the factor of each lookup, or none."""
+  count = job.examples * job.columns if address != 0 else 0
+  return _floats(address, count)
 
 
 @_kernel
@@ -298,27 +329,32 @@ def _pool_chunk(job: Any, first: int, end: int) -> None:
   """Sums the rows of each bag of the examples `first` to `end`."""
   dim = job.dim
   inverse = _ints(job.inverse, job.examples * job.columns)
+  factors = _factors(job, job.factors)
   starts = _ints(job.starts, job.bags + 1)
   to = job.out + 4 * dim * first * job.bags
   for example in range(first, end):
     for bag in range(job.bags):
       at = example * job.columns + starts[bag]
       stop = example * job.columns + starts[bag + 1]
-      if stop - at == 1 and inverse[at] >= 0:  # keeps what is below 2**-126
+      # Keeps what is below 2**-126.
+      if stop - at == 1 and inverse[at] >= 0 and job.factors == 0:
         _copy(job.source + 4 * dim * np.int64(inverse[at]), 4 * dim, to)
       else:
         # Minus zero, which changes nothing that is added to it.
-        _sum(job.source, dim, inverse, at, stop, np.float32(-0.0), to)
+        start = np.float32(-0.0)
+        _sum(job.source, dim, inverse, factors, at, stop, start, to)
       to += 4 * dim
 
 
 @_kernel
 @no_type_check
 def _sort(job: Any) -> None:
-  """Lists the bags that look up each row, in the order of lookups."""
+  """Lists the bags that look up each row, and factors, by order of lookups."""
   inverse = _ints(job.inverse, job.examples * job.columns)
   starts, ends = _ints(job.starts, job.bags + 1), _ints(job.ends, job.rows)
   order = _ints(job.order, len(inverse))
+  factors = _floats(job.factors, len(inverse))
+  ordered = _floats(job.ordered, len(inverse))
   ends[:] = 0
   for row in inverse:
     if row >= 0:
@@ -335,6 +371,8 @@ def _sort(job: Any) -> None:
         row = inverse[example * job.columns + at]
         if row >= 0:
           order[ends[row]] = number
+          if job.factors != 0:
+            ordered[ends[row]] = factors[example * job.columns + at]
           ends[row] += 1
       number += 1
 
@@ -368,25 +406,29 @@ def _spread_chunk(job: Any, chunk: int) -> None:
   if chunk + 1 < job.chunks:
     end = _first_row(ends, total * (chunk + 1) // job.chunks + 1)
   at = ends[row - 1] if row > 0 else 0
-  gradient = np.empty(job.dim + 16, np.float32)
+  factors = _factors(job, job.ordered)
+  gradient, zero = np.empty(job.dim + 16, np.float32), np.float32(0)
   while row < end:
-    to = job.out + 4 * job.dim * row
-    if job.kind == _SPREADS:
-      _sum(job.source, job.dim, order, at, ends[row], np.float32(0), to)
-    elif at < ends[row]:
-      address = gradient.ctypes.data
-      _sum(job.source, job.dim, order, at, ends[row], np.float32(0), address)
-      _update_row(job, row, gradient)
-    else:
-      _bytes(job.touched, job.rows)[row] = 0
-    at = ends[row]
+    to, stop = job.out + 4 * job.dim * row, ends[row]
+    if job.kind == _UPDATES:
+      to = gradient.ctypes.data
+    if job.kind == _SPREADS or at < stop:
+      _sum(job.source, job.dim, order, factors, at, stop, zero, to)
+    if job.kind == _UPDATES:
+      _update_row(job, row, gradient, at < stop)
+    at = stop
     row += 1
 
 
 @_kernel
 @no_type_check
-def _update_row(job: Any, row: int, gradient: np.ndarray) -> None:
+def _update_row(
+  job: Any, row: int, gradient: np.ndarray, is_used: bool
+) -> None:
   """Updates a row by its gradient, which is overwritten."""
+  if not is_used:
+    _bytes(job.touched, job.rows)[row] = 0
+    return
   factor, eps = _floats(job.numbers, 2)
   frozen = _bytes(job.frozen, job.rows)[row] != 0
   if job.squares != 0:
@@ -589,10 +631,15 @@ def _bags_job(frame: int, rows: int) -> np.ndarray:
 
 @no_type_check
 def _pool(frame: int) -> int:
-  """Maps f32[P, D], i32[B, K] and i32[G + 1] to f32[B, G, D]."""
+  """Maps f32[P, D], i32[B, K] and i32[G + 1] to f32[B, G, D].
+
+  A fourth operand, f32[B, K], has the factor of each lookup.
+  """
   if _only_asks(frame):
     return 0
   job = _bags_job(frame, _operand(frame, 0))
+  if _operands(frame) == 4:
+    job[0].factors = _data(_operand(frame, 3))
   _run(job, 4 * job[0].dim * job[0].examples * job[0].columns)
   return 0
 
@@ -601,13 +648,17 @@ def _pool(frame: int) -> int:
 def _spread(frame: int) -> int:
   """Maps f32[B, G, D], i32[B, K] and i32[G + 1] to f32[P, D].
 
-  Its other results are memory to work in: i32[P] and i32[B * K].
+  Its other results are memory to work in: i32[P] and i32[B * K]. With factors,
+  as in `_pool`, there is also f32[B * K].
   """
   if _only_asks(frame):
     return 0
   job = _bags_job(frame, _result(frame, 0))
   job[0].kind = _SPREADS
   job[0].ends, job[0].order = _data(_result(frame, 1)), _data(_result(frame, 2))
+  if _operands(frame) == 4:
+    job[0].factors = _data(_operand(frame, 3))
+    job[0].ordered = _data(_result(frame, 3))
   _sort(job[0])
   _run(job, 4 * job[0].dim * job[0].examples * job[0].columns)
   return 0

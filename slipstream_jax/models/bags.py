@@ -1,7 +1,8 @@
 """Sums of bags of rows, in the order of lookups.
 
 On a CPU they are kernels (`row_kernels`), and elsewhere XLA's. Both give the
-same bits, wherever floats below 2**-126 become 0.
+same bits, wherever floats below 2**-126 become 0. Where lookups have weights,
+XLA may round a product and its sum together.
 """
 
 from collections.abc import Sequence
@@ -45,9 +46,9 @@ def bag_sums(
   """
   if isinstance(rows, Unsummed):
     return _unsummed(rows, inverse, lengths)
-  if shares is not None or portable or not _has_kernels(rows, inverse):
+  if portable or not _has_kernels(rows, inverse):
     return _by_xla(rows, inverse, lengths, shares)
-  return _by_platform(rows, inverse, lengths)
+  return _by_platform(rows, inverse, shares, lengths)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -79,57 +80,72 @@ def _has_kernels(rows: jax.Array, inverse: jax.Array) -> bool:
   return fits and rows.size > 0 < inverse.size and row_kernels.register()
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _by_platform(
-  rows: jax.Array, inverse: jax.Array, lengths: tuple[int, ...]
+  rows: jax.Array,
+  inverse: jax.Array,
+  shares: jax.Array | None,
+  lengths: tuple[int, ...],
 ) -> jax.Array:
   from slipstream_jax import row_kernels
 
-  def kernel(rows: jax.Array, inverse: jax.Array) -> jax.Array:
+  def kernel(*arrays: jax.Array) -> jax.Array:
     shape = len(inverse), len(lengths), rows.shape[1]
     result = jax.ShapeDtypeStruct(shape, np.float32)
     call = jax.ffi.ffi_call(row_kernels.POOL, result, vmap_method='sequential')
-    return call(rows, inverse, starts(lengths))
+    return call(*arrays[:2], starts(lengths), *arrays[2:])
 
-  return jax.lax.platform_dependent(
-    rows,
-    inverse,
-    cpu=kernel,
-    default=functools.partial(_by_xla, lengths=lengths),
-  )
+  def by_xla(
+    rows: jax.Array, inverse: jax.Array, *weighted: jax.Array
+  ) -> jax.Array:
+    return _by_xla(rows, inverse, lengths, *weighted)
+
+  arrays = (rows, inverse) if shares is None else (rows, inverse, shares)
+  return jax.lax.platform_dependent(*arrays, cpu=kernel, default=by_xla)
 
 
 def _forward(
-  rows: jax.Array, inverse: jax.Array, lengths: tuple[int, ...]
+  rows: jax.Array,
+  inverse: jax.Array,
+  shares: jax.Array | None,
+  lengths: tuple[int, ...],
 ) -> tuple[jax.Array, Any]:
-  return _by_platform(rows, inverse, lengths), (inverse, rows)
+  kept = rows, inverse, shares
+  return _by_platform(*kept, lengths), kept
 
 
 def _backward(
   lengths: tuple[int, ...], kept: Any, gradient: jax.Array
-) -> tuple[jax.Array, None]:
+) -> tuple[jax.Array, None, jax.Array | None]:
   from slipstream_jax import row_kernels
 
-  inverse, rows = kept
+  rows, inverse, shares = kept
+  weighted = [] if shares is None else [shares]
 
-  def kernel(gradient: jax.Array, inverse: jax.Array) -> jax.Array:
+  def kernel(gradient: jax.Array, *arrays: jax.Array) -> jax.Array:
+    numbers = jax.ShapeDtypeStruct((inverse.size,), np.int32)
     results = (
       jax.ShapeDtypeStruct(rows.shape, np.float32),
       jax.ShapeDtypeStruct(rows.shape[:1], np.int32),
-      jax.ShapeDtypeStruct((inverse.size,), np.int32),
+      numbers,
+      *[numbers.update(dtype=np.float32)] * len(weighted),
     )
     call = jax.ffi.ffi_call(
       row_kernels.SPREAD, results, vmap_method='sequential'
     )
-    return call(gradient, inverse, starts(lengths))[0]
+    return call(gradient, arrays[0], starts(lengths), *arrays[1:])[0]
+
+  def by_xla(gradient: jax.Array, *arrays: jax.Array) -> jax.Array:
+    return spread(rows, gradient, arrays[0], lengths, *arrays[1:])
 
   to_rows = jax.lax.platform_dependent(
-    gradient,
-    inverse,
-    cpu=kernel,
-    default=functools.partial(spread, rows, lengths=lengths),
+    gradient, inverse, *weighted, cpu=kernel, default=by_xla
   )
-  return to_rows, None
+  if shares is None:
+    return to_rows, None, None
+  # A step has no use for it, and XLA then leaves it out.
+  _, back = jax.vjp(lambda x: _by_xla(rows, inverse, lengths, x), shares)
+  return to_rows, None, back(gradient)[0]
 
 
 _by_platform.defvjp(_forward, _backward)
@@ -140,10 +156,11 @@ def spread(
   sums: Float[jax.Array, 'B G D'],
   inverse: Int[jax.Array, 'B K'],
   lengths: tuple[int, ...],
+  shares: Float[jax.Array, 'B K'] | None = None,
 ) -> Rows:
   """Returns the gradient of rows from that of their bags' sums, by XLA."""
   # Linear, so no value of the rows is read.
-  _, back = jax.vjp(lambda rows: _by_xla(rows, inverse, lengths), rows)
+  _, back = jax.vjp(lambda rows: _by_xla(rows, inverse, lengths, shares), rows)
   gradient: jax.Array = back(sums)[0]
   return gradient
 
