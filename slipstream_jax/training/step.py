@@ -410,7 +410,7 @@ def make_host_update(
 
 def _spread(
   tables: TableSet,
-  rows: tuple[Rows, ...],
+  rows: tuple[Float[jax.Array, '_P _D'], ...],
   inverses: Inverses,
   weights: Float[jax.Array, 'B ...'] | None,
   gradients: dict[str, jax.Array],
