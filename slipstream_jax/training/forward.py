@@ -74,6 +74,9 @@ def forward(
     embeddings = {name: rows[name] for name in recipe.tables.features}
     real = {name: inverses[name] for name in recipe.tables.features}
   else:
+    # XLA may round weighted lookups otherwise than the kernels. So predictions
+    # take the program that is exported.
+    portable |= weights is None and lookup_weights is not None
     embeddings, real = pool(
       recipe.tables, rows, inverses, lookup_weights, portable
     )
