@@ -137,6 +137,8 @@ class Unique(NamedTuple):
   """U global rows, in the order of their first use, i64."""
   inverse: Inverse
   """Position in `rows` of each lookup, i32; -1 = padding."""
+  counts: Int[np.ndarray, ' U']
+  """Lookups of each row, i32."""
   hot: Int[np.ndarray, ' U'] | None = None
   """Index of each row among the H hot rows, i32, or H if it is cold. None if no
   placement reads it, or no rows were chosen as hot."""

@@ -7,8 +7,9 @@ import itertools
 import json
 import pathlib
 import tempfile
+import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -27,6 +28,7 @@ from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.scoring.linear import FULL
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.training.loop import take_step
 from slipstream_jax.training.trainer_parts import (
@@ -189,10 +191,7 @@ def rates(
   workers: Sequence[int],
   steps_ms: Sequence[float],
 ) -> Iterator[dict[str, Any]]:
-  """Yields the median ms per batch of the whole pipeline.
-
-  `cpu ms` is the processor time of all threads, which include those of a CPU
-  that is the device.
+  """Yields the median ms per batch of the whole pipeline, as in `Turn`.
 
   Args:
     trainer: takes no real step here.
@@ -206,9 +205,9 @@ def rates(
         _turn(trainer, stream, busy_ms, len(batches) // _TURNS)
         for _ in range(_TURNS)
       ]
-    ms, cpu_ms = np.median(turns[1:], axis=0)
-    line = {'workers': number, 'step ms': busy_ms}
-    yield {**line, 'ms per batch': float(ms), 'cpu ms': float(cpu_ms)}
+    medians = Turn(*np.median(turns[1:], axis=0).tolist())._asdict()
+    named = {name.replace('_', ' '): ms for name, ms in medians.items()}
+    yield {'workers': number, 'step ms': busy_ms, **named}
 
 
 def rates_skipping(
@@ -220,7 +219,9 @@ def rates_skipping(
 ) -> Iterator[dict[str, Any]]:
   """Yields the median ms per batch of the source without and with skipping.
 
-  Turns of both alternate. `choosing` is the processor time of the choice.
+  Turns of both alternate, once a linear scorer learns from few examples.
+  Columns of `cpu` have the host's part of the processor time, `choosing` that
+  of the choice, and `to pay` the predicted step below which it does not pay.
 
   Args:
     trainers: one for each of both.
@@ -239,6 +240,7 @@ def rates_skipping(
         trainers[1], Replay(batches), settings, depth=2, workers=number
       ) as part,
     ):
+      _turn(trainers[1], part, 0.0, FULL // size)
       for _ in range(2 * _TURNS):
         turn = []
         for trainer, stream in zip(trainers, (whole, part), strict=True):
@@ -247,8 +249,10 @@ def rates_skipping(
           spent = np.array(_turn(trainer, stream, busy_ms, count))
           seen = trainer.engine.counters.examples_seen - before
           choosing = 1e3 * (stream.seconds_choosing - chosen)
-          turn += [x * size / seen for x in (*(spent * count), choosing)]
+          ms, host = spent[:2] * count
+          turn += [x * size / seen for x in (ms, host, choosing)]
         turns.append(turn)
+      least = part.clock.step_ms_to_pay()
     whole_ms, cpu, _, ms, skip_cpu, choosing = np.median(
       turns[_TURNS:], axis=0
     ).tolist()
@@ -261,13 +265,30 @@ def rates_skipping(
       'cpu, none': cpu,
       'cpu, some': skip_cpu,
       'choosing': choosing,
+      'to pay': least,
     }
+
+
+class Turn(NamedTuple):
+  """Means over the steps of a turn, in ms per step."""
+
+  ms_per_batch: float
+  host_cpu: float
+  """The processor's time of all threads but the device's, if it is a CPU. Next
+  are its parts."""
+  training_cpu: float
+  """Of the thread that trains."""
+  planner_cpu: float
+  worker_cpu: float
+  """Of the workers together."""
+  device_cpu: float
+  """The processor's time of the other threads."""
 
 
 def _turn(
   trainer: TrainerParts, stream: PlannedBatches, busy_ms: float, steps: int
-) -> tuple[float, float]:
-  """Returns the ms per batch of some steps, and those of the processor."""
+) -> Turn:
+  """Takes some steps that wait, and returns their means."""
   free = 0.0  # when the device will be done with all steps
   real = trainer.update
 
@@ -277,14 +298,33 @@ def _turn(
     return state, blocks, state.step
 
   trainer.update = update
-  started, last, cpu = time.perf_counter(), 0.0, time.process_time()
+  stream.peek()  # so that its threads run
+  started, last, spent = time.perf_counter(), 0.0, _cpu_seconds()
   for item in itertools.islice(stream, steps):
-    with trainer.engine.helped(stream.helpers):
+    timed = stream.clock.timed(item.spent, item.scheduled, lambda: None)
+    with trainer.engine.helped(stream.helpers), timed:
       take_step(trainer, item)
     # As in training, the previous step is awaited once this one is dispatched.
     time.sleep(max(0.0, last - time.perf_counter()))
     last = free
   jax.block_until_ready(trainer.engine.groups[-1].load(item.plans[-1]))
   trainer.update = real
-  spent = time.perf_counter() - started, time.process_time() - cpu
-  return 1e3 * spent[0] / steps, 1e3 * spent[1] / steps
+  ms = np.array([time.perf_counter() - started, *_cpu_seconds() - spent])
+  wall, process, training, planner, workers = (1e3 * ms / steps).tolist()
+  host = training + planner + workers
+  return Turn(wall, host, training, planner, workers, process - host)
+
+
+def _cpu_seconds() -> np.ndarray:
+  """Returns the processor's time of the process, this thread, and others."""
+  planner = workers = 0.0
+  for thread in threading.enumerate():
+    if not thread.name.startswith('slipstream') or thread.ident is None:
+      continue
+    clock = time.pthread_getcpuclockid(thread.ident)
+    seconds = time.clock_gettime(clock)
+    if thread.name == 'slipstream-planner':
+      planner += seconds
+    else:
+      workers += seconds
+  return np.array([time.process_time(), time.thread_time(), planner, workers])

@@ -7,9 +7,10 @@ r"""Predicts what each placement would move, and recommends one.
 One part of a sample shows which rows are popular. Placements are judged on
 another part: their plans are made as in training, so their counts are those of
 a run on these batches. Then it trains a while with the recommended placement
-and shows the outcome beside the prediction. If the tables do not fit in host
-memory, it also shows which lookups a disk would answer. Writes profile.json and
-hit_rate.png.
+and shows the outcome beside the prediction. If the config leaves examples out,
+it trains so, too, and shows from which step length on that saves time. If the
+tables do not fit in host memory, it also shows which lookups a disk would
+answer. Writes profile.json and hit_rate.png.
 """
 
 from absl import flags

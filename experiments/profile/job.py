@@ -26,6 +26,7 @@ from experiments.profile.predictions import (
 )
 from slipstream_jax.data.profile import row_uses
 from slipstream_jax.data.source import BatchSource, Dataset
+from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement.sizing import (
   capacity_grid,
@@ -33,17 +34,19 @@ from slipstream_jax.placement.sizing import (
   lru_curve,
   static_curve,
 )
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.training.trainer_parts import planned
+from slipstream_jax.training.trainer_parts import planned, TrainerParts
 from slipstream_jax.types import Lookups
 
 _FOLLOWED = 2_000_000  # rows: curves follow a sample of more
 _MARKS = {'lru': ('s', 'c0'), 'lfu': ('^', 'c2'), 'look_ahead': ('o', 'c1')}
 _TABLES_SHOWN = 6
+_MANY = 1 << 20  # batches, so that no schedule ends
 
 
 def profile(
@@ -62,15 +65,17 @@ def profile(
     UserError: bad settings or data, or a device that is too small.
   """
   errors.check(config)
+  skipping = config.copy_and_resolve_references()
   config.skip.mode = 'off'  # placements are judged on all examples
   device = _device_budget() if device_bytes is None else device_bytes
   host = _host_budget() if host_bytes is None else host_bytes
   with made_folder(workdir, '--workdir') as folder:
-    _profile(config, folder, steps, check_steps, device, host)
+    _profile(config, skipping, folder, steps, check_steps, device, host)
 
 
 def _profile(
   config: ml_collections.ConfigDict,
+  skipping: ml_collections.ConfigDict,
   workdir: pathlib.Path,
   steps: int,
   check_steps: int,
@@ -79,7 +84,7 @@ def _profile(
 ) -> None:
   screen = report.console()
   data = datasets.dataset(config)
-  recipe = build.recipe(config, data, steps=1 << 20)
+  recipe = build.recipe(config, data, _MANY)
   need = _needs(recipe, data)
   screen.print(data.name, highlight=False)
   with Bar(screen, None, 'batch', 'sampling') as bar:
@@ -121,6 +126,12 @@ def _profile(
       outcome = _check(config, data, picked, sample, check_steps, bar)
     screen.print(outcome_table(picked, outcome))
     figures['outcome'] = outcome
+  if check_steps and build.skips(skipping):
+    with Bar(screen, None, 'step', 'skipping') as bar:
+      paid = _payoff(skipping, data, picked, need.row, sample, check_steps, bar)
+    if paid is not None:
+      screen.print(_payoff_in_words(paid), highlight=False)
+      figures['payoff'] = paid._asdict()
   record.write_json(workdir / 'profile.json', figures)
   screen.print(f'wrote {workdir}/profile.json and hit_rate.png')
 
@@ -212,14 +223,7 @@ def _check(
   bar: Bar,
 ) -> dict[str, float]:
   """Trains with the recommended placement and returns means per step."""
-  config = config.copy_and_resolve_references()
-  config.placement = picked.placement
-  config.cache.capacity = float(picked.rows)
-  config.cache.eviction = picked.policy or config.cache.eviction
-  recipe = build.recipe(config, data, steps=1 << 20)
-  kept = sample.popular.rows[: max(picked.rows, 1)]
-  hot = hot_rows(kept, recipe.tables.num_rows)
-  trainer = build.trainer(config, data, recipe, hot)
+  trainer = _trainer(config, data, picked, sample, picked.rows)
   before = trainer.engine.counters  # what was moved to begin with
   size = config.data.batch_size
   source = data.train(size)
@@ -240,6 +244,59 @@ def _check(
     'rows_stored': (after.rows_stored - before.rows_stored) / steps,
     'device_bytes': sum(array.nbytes for array in jax.live_arrays()),
   }
+
+
+def _trainer(
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  picked: Prediction,
+  sample: Sample,
+  hot: int,
+) -> TrainerParts:
+  """Returns a trainer with the recommended placement and that many hot rows."""
+  config = config.copy_and_resolve_references()
+  config.placement = picked.placement
+  config.cache.capacity = float(picked.rows)
+  config.cache.eviction = picked.policy or config.cache.eviction
+  recipe = build.recipe(config, data, _MANY)
+  kept = sample.popular.rows[: max(hot, 1)]
+  rows = hot_rows(kept, recipe.tables.num_rows)
+  return build.trainer(config, data, recipe, rows)
+
+
+def _payoff(
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  picked: Prediction,
+  row_bytes: int,
+  sample: Sample,
+  steps: int,
+  bar: Bar,
+) -> Payoff | None:
+  """Trains while leaving examples out, and returns whether that saves time.
+
+  None if the data ends before that is measured.
+  """
+  skip = config.skip
+  skip.warm_up_batches = 0
+  if skip.drop == 'auto':  # what it finds later is not known
+    skip.drop = Skip().drop
+  steps += skip.window_batches + skip.settle_batches
+  pinned = picked.placement == 'pinned'
+  hot = picked.rows if pinned else config.hot.bytes // row_bytes
+  trainer = _trainer(config, data, picked, sample, hot)
+  with build.batches(config, trainer, data, _MANY) as batches:
+    for number, at in enumerate(train(trainer, batches, steps)):
+      bar.show(number + 1, f'loss {at.loss:.4f}')
+    return batches.clock.payoff()
+
+
+def _payoff_in_words(paid: Payoff) -> str:
+  return (
+    f'leaving out {paid.left_out:.0%} of the examples saves time where a step '
+    f'takes the device more than {paid.step_ms_to_pay:.3g} ms; here it takes '
+    f'{paid.step_ms:.3g} ms'
+  )
 
 
 def table(

@@ -4,8 +4,12 @@ Nothing here is measured. The bytes that the engine counted cross a link with a
 stated rate, a step takes the device a stated time, and host phases take what
 they took here. What does not overlap waits in a ring: each task for the one
 before it, and the first for the last of an earlier batch. The slowest ring is
-the time of a batch. All times are means in ms per batch, so batches of unequal
-size take longer than the model says.
+the time of a step. All times are means, so batches of unequal size take longer
+than the model says. Each thread has a core of its own.
+
+Where examples are left out, a step takes the examples of more than one batch of
+the source. Times are then given per batch of the source, like those of a run
+that leaves out nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +36,7 @@ LINKS = {
   'NVLink-C2C': Link(375.0, 297.0, 5.0),
 }
 """Stated rates: about what large copies get of 15.8, 31.5, 63 and 450 GB/s."""
-STEP_MS = (0.25, 0.5, 1.0)
+STEP_MS = (0.25, 0.5, 1.0, 3.0)
 """Stated times of a step on the device."""
 _AHEAD = ('data', 'unique', 'plan')
 _IN_TURN = ('gather', 'put', 'step', 'get', 'host_update', 'scatter', 'sync')
@@ -162,10 +166,12 @@ class Counts(NamedTuple):
   """Share of the examples that look up hot rows only."""
   workers: int = 2
   """Threads that read batches and find their unique rows."""
+  read: float = 1.0
+  """Batches of the source per step: above 1 if examples are left out."""
 
 
 def modelled(counts: Counts, link: Link, device_step_ms: float) -> StepTime:
-  """Returns what a step takes over a link, and what binds.
+  """Returns what a batch of the source takes over a link, and what binds.
 
   Args:
     counts: bytes and host times of the system.
@@ -184,8 +190,9 @@ def modelled(counts: Counts, link: Link, device_step_ms: float) -> StepTime:
   # The device waits for a snapshot. The thread that takes the next batch
   # chooses its examples.
   ms['step'] = device_step_ms + ms['snapshot']
-  ms['data'] += ms['choose']
-  return way.model(ms, counts.popular, counts.workers)
+  ms['data'] = counts.read * ms['data'] + ms['choose']
+  step = way.model(ms, counts.popular, counts.workers)
+  return step._replace(ms_per_batch=step.ms_per_batch / counts.read)
 
 
 def counts_of(
@@ -218,6 +225,7 @@ def counts_of(
   lookups = model.get('batch_size', 0) * model.get('features_per_example', 0)
   positions = 4.0 * lookups if WAYS[system].rows else 0.0
   dense = per_step('dense_bytes') / 2 if system == 'xdl' else 0.0  # each way
+  seen, trained = (per_step(f'examples_{x}') for x in ('seen', 'trained'))
   return Counts(
     system,
     per_step('bytes_loaded') + positions + dense,
@@ -225,6 +233,7 @@ def counts_of(
     host_ms,
     _popular(runs),
     workers,
+    seen / trained if seen and trained else 1.0,
   )
 
 

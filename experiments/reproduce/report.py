@@ -589,6 +589,7 @@ def _modelled(model: Model) -> Table:
   return Table(
     model.short,
     lines,
-    'MODELLED, not measured: ms per batch over each link, and what binds, from '
-    'exact counts of bytes, stated rates, and phases of the host as measured.',
+    'MODELLED, not measured: ms per batch of the source over each link, and '
+    'what binds, from exact counts of bytes, stated rates, and phases of the '
+    'host as measured.',
   )

@@ -43,6 +43,7 @@ ROWS = 10
 """Number of hot rows that are followed, drawn by their lookups."""
 _LOOKS = 25  # at each of those rows
 _FROZEN = 1e30  # a threshold that no row exceeds
+_COMPILING = 100  # steps of a short run, enough to skip in at laptop scale
 
 
 class Outcome(NamedTuple):
@@ -168,6 +169,8 @@ def _run(job: Job, case: Case, before: Sequence[Row], tell: Tell) -> list[Row]:
   """Runs a system. Its learning curve and phases are of the first seed."""
   config = configured(case.config, job.system, job.skip)
   first, skips = job.seed == 0, job.skip != 'off'
+  if first and skips:  # compiles what only skipping needs
+    train_and_score(case._replace(steps=min(case.steps, _COMPILING)), config)
   done = train_and_score(case, config, tell, curve=first)
   counters, meter = done.trainer.engine.counters, done.meter
   # A lone parameter server has the model's parameters, too: f32, both ways.

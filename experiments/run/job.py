@@ -26,6 +26,7 @@ from experiments.common.progress import Bar
 from experiments.common.record import Recorder
 from experiments.run.guard import Guard
 from experiments.run.summary import (
+  cost_in_words,
   draw_curve,
   figures,
   record_event,
@@ -160,6 +161,8 @@ def _print_figures(run: Run, summary: dict[str, Any]) -> None:
   elif not run.config.train.keep_checkpoint:
     longer = 'start anew, because config.train.keep_checkpoint is False'
   tell = report.teller(run.screen)
+  if (words := cost_in_words(summary)) is not None:
+    tell(words)
   tell(f'saved in {run.where}; all figures: {run.where / record.SUMMARY}')
   tell(f'to train longer: {longer}')
 

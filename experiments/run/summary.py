@@ -159,7 +159,30 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
     **_worth(run),
     'seconds_choosing': spent['seconds_choosing'] if skips else None,
     'seconds_watching': spent['seconds_watching'] if skips else None,
+    **_paid(run),
   }
+
+
+def _paid(run: Run) -> dict[str, Any]:
+  """Returns whether choosing saves time, as this process has measured it."""
+  paid = run.batches.clock.payoff()
+  return {
+    'step_ms': None if paid is None else paid.step_ms,
+    'step_ms_to_pay': None if paid is None else paid.step_ms_to_pay,
+    'skipping_saves_time': None if paid is None else paid.pays,
+  }
+
+
+def cost_in_words(summary: dict[str, Any]) -> str | None:
+  """Returns that choosing costs more time than it saves, or None."""
+  if summary['skipping_saves_time'] in (None, True):
+    return None
+  return (
+    f'leaving out {summary["examples_dropped_share"]:.0%} of the examples '
+    'costs more time than it saves: it pays where a step takes the device '
+    f'{summary["step_ms_to_pay"]:.3g} ms or more, and here it takes '
+    f'{summary["step_ms"]:.3g} ms'
+  )
 
 
 def _worth(run: Run) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from slipstream_jax.api.position import (
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held, TurnLock
 from slipstream_jax.data.source import ColumnNames, is_endless
+from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.pipeline import workers_of
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
@@ -61,6 +62,9 @@ class History(NamedTuple):
   """Totals since the start of training."""
   events: tuple[dict[str, Any], ...]
   """What the schedule decided, in order."""
+  payoff: Payoff | None = None
+  """Whether leaving examples out saves time. None if that was not measured,
+  which takes up to 100 steps after some were left out."""
 
 
 class Trainer:
@@ -212,8 +216,11 @@ class Trainer:
         events.append(record.event)
       if on_step is not None:
         on_step(record)
-    counters = self.parts.engine.counters
-    return History(np.array(losses, np.float32), counters, tuple(events))
+    counters, reading = self.parts.engine.counters, self._reading
+    payoff = None if reading is None else reading.planned.clock.payoff()
+    return History(
+      np.array(losses, np.float32), counters, tuple(events), payoff
+    )
 
   def steps(
     self,

@@ -17,6 +17,7 @@ import numpy as np
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.prefetch import ends_at_exit, Worker
 from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.clock import HostClock, Threads
 from slipstream_jax.engine.planner import PlannedBatch, Planner
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import State
@@ -209,6 +210,7 @@ class PlannedBatches:
     probe: the mailbox of results that the schedule waits for, if any.
     workers: threads that find unique rows.
     helpers: threads that copy the rows of steps.
+    clock: measures what the host spends on the batches that are trained.
     closed: whether `end` or `close` was called, even if it was interrupted.
     ended: whether the source was read to its end.
   """
@@ -239,6 +241,9 @@ class PlannedBatches:
     check_whole(depth, 0, 'planned, depth', hint)
     self.workers = workers_of(workers) if depth else 1
     self.helpers = Helpers(self.workers)
+    # Without a batch ahead, one thread does everything.
+    cores = len(os.sched_getaffinity(0)) if depth else 1
+    self.clock = HostClock(Threads(self.workers, cores))
     self._planner = planner
     self._depth, self.probe = int(depth), probe or StepProbe()
     self._waits: Waits = (

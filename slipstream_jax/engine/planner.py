@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 import itertools
+import time
 from typing import Any, NamedTuple
 
 from jax.profiler import TraceAnnotation
@@ -10,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.data.prefetch import OrderedResults
+from slipstream_jax.engine.clock import HostMs
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
 from slipstream_jax.schedules.base import Schedule, ScheduledBatch
@@ -162,6 +164,8 @@ class PlannedBatch(NamedTuple):
   """Per group the unique rows of `Batch.fresh`. None if there are none."""
   judgement: Judgement = Judgement()
   """Changes to frozen rows that the chain itself judges."""
+  spent: HostMs = HostMs()
+  """What the host spent on it, but for its step."""
 
   @property
   def batch(self) -> Batch:
@@ -192,15 +196,26 @@ class UniqueBatch(NamedTuple):
   scheduled: ScheduledBatch
   uniques: tuple[Unique, ...]
   row_weights: RowWeights
+  spent: HostMs
 
 
-def _traced(schedule: Iterator[ScheduledBatch]) -> Iterator[ScheduledBatch]:
+def _read(schedule: Schedule) -> Iterator[tuple[ScheduledBatch, HostMs]]:
   while True:
+    started, before = time.thread_time(), schedule.seconds_reading
     with TraceAnnotation('data'):
       item = next(schedule, None)
     if item is None:
       return
-    yield item
+    spent = HostMs(read=_ms_since(started))
+    if schedule.seconds:  # it chooses
+      read = 1e3 * (schedule.seconds_reading - before)
+      spent = HostMs(read, choose=spent.read - read)
+    yield item, spent
+
+
+def _ms_since(started: float) -> float:
+  """Returns the processor's time of this thread since then."""
+  return 1e3 * (time.thread_time() - started)
 
 
 class Planner(NamedTuple):
@@ -224,12 +239,12 @@ class Planner(NamedTuple):
 
   def find_all(
     self, workers: int
-  ) -> OrderedResults[ScheduledBatch, UniqueBatch]:
+  ) -> OrderedResults[tuple[ScheduledBatch, HostMs], UniqueBatch]:
     """Returns all batches with their unique rows, found by some threads."""
-    return OrderedResults(_traced(iter(self.schedule)), self._find, workers)
+    return OrderedResults(_read(self.schedule), self._find, workers)
 
   def plan_all(
-    self, batches: OrderedResults[ScheduledBatch, UniqueBatch]
+    self, batches: OrderedResults[Any, UniqueBatch]
   ) -> Generator[PlannedBatch, None, None]:
     """Yields every batch, planned. Closes `batches` at the end."""
     try:
@@ -264,6 +279,7 @@ class Planner(NamedTuple):
         judgement = freezing.next(reassigned)
         self._freeze(states, judgement.frozen)
         item = item._replace(event=item.event or judgement.event)
+      started = time.thread_time()
       with TraceAnnotation('plan'):
         uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
         planned = [
@@ -280,8 +296,16 @@ class Planner(NamedTuple):
       previous = plans
       with TraceAnnotation('prefetch'):
         self.prefetch(plans)
-      weights = upcoming.popleft().row_weights
-      yield PlannedBatch(item, plans, weights, step, reassigned, judgement)
+      done = upcoming.popleft()
+      yield PlannedBatch(
+        item,
+        plans,
+        done.row_weights,
+        step,
+        reassigned,
+        judgement,
+        done.spent._replace(plan=_ms_since(started)),
+      )
       step += 1
 
   def _reassigned(self, batch: Batch) -> tuple[ReassignedRows, ...] | None:
@@ -310,7 +334,8 @@ class Planner(NamedTuple):
     for group, mask in masks.items():
       states[group] = self.placements[group].freeze(states[group], mask)
 
-  def _find(self, item: ScheduledBatch) -> UniqueBatch:
+  def _find(self, read: tuple[ScheduledBatch, HostMs]) -> UniqueBatch:
+    (item, spent), started = read, time.thread_time()
     lookups, weights = item.batch.lookups, item.batch.weights
     with TraceAnnotation('unique'):
       uniques = tuple(
@@ -323,4 +348,5 @@ class Planner(NamedTuple):
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques
       )
-    return UniqueBatch(item, uniques, of_rows)
+    spent = spent._replace(find=_ms_since(started))
+    return UniqueBatch(item, uniques, of_rows, spent)

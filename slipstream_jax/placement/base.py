@@ -123,7 +123,7 @@ def check_hot(hot: HotRows | None, rule: str) -> HotRows:
 def plan_with(batch: Unique, slots: Slots) -> Plan:
   """Returns the plan that loads and stores the rows without a slot."""
   room = np.empty(len(slots), np.int64)
-  absent, lookups, hits = _missing(batch.inverse.reshape(-1), slots, room)
+  absent, lookups, hits = _missing(batch.counts, slots, room)
   missing = room[:absent]
   return Plan(
     batch.rows, batch.inverse, slots, missing, missing, batch.hot, lookups, hits
@@ -133,31 +133,21 @@ def plan_with(batch: Unique, slots: Slots) -> Plan:
 @kernel
 @no_type_check
 def _missing(
-  inverse: np.ndarray, slots: np.ndarray, missing: np.ndarray
+  counts: np.ndarray, slots: np.ndarray, missing: np.ndarray
 ) -> tuple[int, int, int]:
-  """Writes the places of rows without a slot, and counts them and lookups.
+  """Writes and counts the places of rows without a slot, integer[U].
 
-  Counts lookups without padding, and those whose row has a slot. `inverse`,
-  i32[n], has the places of lookups in `slots`, integer[U].
+  Also returns the lookups, i32[U], in all and of rows with a slot.
   """
   # Kernels fill arrays of their caller: an interrupt while one returns an array
   # would be a SystemError.
-  absent = lookups = misses = 0
-  # One byte per row keeps the array in the processor's cache.
-  without = np.empty(len(slots), np.uint8)
+  absent = lookups = hits = 0
   for u in range(len(slots)):
-    without[u] = slots[u] < 0
     missing[absent] = u
-    absent += without[u]
-  for place in inverse:
-    lookups += place >= 0
-  if absent == len(slots):
-    return absent, lookups, 0
-  if absent > 0:
-    for place in inverse:
-      if place >= 0:
-        misses += without[place]
-  return absent, lookups, lookups - misses
+    absent += slots[u] < 0
+    lookups += counts[u]
+    hits += counts[u] * (slots[u] >= 0)
+  return absent, lookups, hits
 
 
 def link(previous: Plan, plan: Plan) -> Plan:

@@ -15,10 +15,16 @@ key holds all of this:
 
     bit 62: frozen | bits 31..61: priority, 0 = empty | bits 0..30: slot
 
-A sorted list has all keys up to a limit. A row's key only grows while the row
-stays, so a use rarely adds to the list. Outdated keys are dropped when they are
-read. When no row of the list can be evicted, a pass over all slots adds the
+A sorted list has the keys up to a limit of all rows that no known batch uses.
+Each use of a row adds its new key. Outdated keys, and those of rows that a
+known batch uses, are dropped when they are read, as a later use adds the row
+again. When no row of the list can be evicted, a pass over all slots adds the
 lowest keys above the limit.
+
+If a known batch uses every row that could be evicted, the known batches are
+read from the last one backwards. A row's next use is in a batch if its use
+before that one is over. So a plan takes time for few batches, however many are
+known.
 """
 
 from collections.abc import Sequence
@@ -38,7 +44,7 @@ from slipstream_jax.placement.base import (
   plan_with,
 )
 from slipstream_jax.placement.evictions import Eviction, EVICTIONS, Uses
-from slipstream_jax.types import HotRows, RowIds, Slots, StaleRows, Unique
+from slipstream_jax.types import HotRows, RowIds, StaleRows, Unique
 
 # Slots and priorities are non-negative i32, 31 bits each. The sign is unused.
 _FROZEN = 1 << 62
@@ -46,6 +52,7 @@ _SLOT = (1 << 31) - 1
 _MOST = (1 << 63) - 1
 _LISTED = 32  # about one of so many slots is in the list
 _SAMPLE = 4096  # slots that tell which keys are low
+_AHEAD = 64  # keys whose rows are read together
 _NONE = np.empty(0, bool)
 
 
@@ -65,8 +72,6 @@ class Cache(NamedTuple):
   """Whether the row may have changed since it was loaded, bool[C]."""
   frozen: np.ndarray
   """Whether the row is frozen, bool[C]."""
-  seen: np.ndarray
-  """Scratch of `_next_uses`, i32[C]: the last step in which it saw the slot."""
 
 
 class State(NamedTuple):
@@ -77,7 +82,8 @@ class State(NamedTuple):
   """Memory of the eviction policy."""
   hot: HotRows | None
   low: Int[np.ndarray, ' low'] = NO_ROWS
-  """The keys up to `limit`, and outdated ones, ascending, i64."""
+  """The keys up to `limit` of all rows that no known batch uses, and others,
+  ascending, i64."""
   limit: int = -1
   frozen: Bool[np.ndarray, ' H_and_1'] | None = None
   """Frozen hot rows, with a final False for all cold rows. None: no row is
@@ -86,6 +92,9 @@ class State(NamedTuple):
   """Number of the next batch."""
   known: int = 0
   """How many batches were planned or upcoming so far."""
+  earlier: tuple[Int[np.ndarray, ' U'], ...] | None = None
+  """Per batch from the next to the last known one, `Cache.latest_use` of its
+  rows before the batch. None: no eviction has needed them yet."""
 
 
 def cached(
@@ -154,7 +163,6 @@ def _start(
     priority=np.where(full, priorities, 0).astype(np.int32),
     dirty=full & changed,
     frozen=np.zeros(slots, bool),
-    seen=np.full(slots, -1, np.int32),
   )
   cache.place_of[contents[full]] = 1 + np.flatnonzero(full)
   return State(cache, memory, hot)
@@ -180,12 +188,9 @@ def _plan(
   # The plan must not depend on how many batches a caller passes.
   batch, *coming = upcoming[: 1 + look_ahead]
   cache, step = state.cache, state.step
-  # Rows of this batch or of a later known one are evicted last.
-  known = step
-  for known, later in enumerate([batch, *coming], start=step):
-    # Each batch is noted once, in order, so an entry ends as the last use.
-    if known >= state.known:
-      _note(cache, later.rows, known)
+  # Rows of this batch or of a later known one are evicted last. Each batch is
+  # noted once, in order, so an entry ends as the last use.
+  state = _note(state, [batch, *coming][state.known - step :], state.known)
   renewed = policy.renew(state.memory, cache.priority, step)
   if renewed is not None:
     # Empty slots keep 0, below every row.
@@ -196,26 +201,31 @@ def _plan(
     assert state.hot is not None
     # For all rows of the batch: rows loaded after `_freeze` may be frozen, too.
     frozen = state.frozen.take(state.hot.places(batch.rows))
-  slots, fresh = np.empty((2, len(batch.rows)), np.int64)
-  _slots_of(cache, batch.rows, slots)
+  rows = batch.rows
+  slots, fresh, evict, evict_slots = np.empty((4, len(rows)), np.int64)
+  _slots_of(cache, rows, slots)
   # Hits are counted before the missing rows get slots.
   plan = plan_with(batch, slots)
-  there = len(slots) - len(plan.load)
   # The batch's own slots cannot be taken.
-  room = min(len(plan.load), len(cache.row_at) - there)
+  room = min(len(plan.load), len(cache.row_at) - len(rows) + len(plan.load))
   some = max(len(cache.row_at) // _LISTED, 2 * room, 1)
-  taken, low, limit = _take(state, slots, coming, room, some)
-  evict, evict_slots = np.empty((2, len(taken)), np.int64)
+  taken, state = _take(state, [batch, *coming], room, some)
   dirty = _replace(
-    cache, batch.rows, plan.load, taken, uses, slots, evict, evict_slots
+    cache, rows, plan.load, taken, uses, slots, evict, evict_slots
   )
+  limit = state.limit
   fresh = fresh[: _use(cache, slots, uses, frozen, limit, fresh)]
   # A stable sort merges two sorted parts.
-  low = np.sort(np.concatenate([low, np.sort(fresh)]), kind='stable')
+  low = np.sort(np.concatenate([state.low, np.sort(fresh)]), kind='stable')
+  if len(low) > 2 * some:
+    low = low[: _unused(cache, step + 1, low)]
   if len(low) > 2 * some:
     low, limit = low[:some], int(low[some - 1])
   state = state._replace(
-    low=low, limit=limit, step=step + 1, known=max(state.known, known + 1)
+    low=low,
+    limit=limit,
+    step=step + 1,
+    earlier=state.earlier and state.earlier[1:],
   )
   # Rows without a slot are loaded for this step only.
   return state, plan._replace(
@@ -225,54 +235,94 @@ def _plan(
   )
 
 
+def _note(state: State, batches: Sequence[Unique], number: int) -> State:
+  """Records that the batches, from this number on, use their rows."""
+  earlier = []
+  for at, batch in enumerate(batches, start=number):
+    size = 0 if state.earlier is None else len(batch.rows)
+    earlier.append(np.empty(size, np.int32))
+    _set_latest(state.cache, batch.rows, at + 1, earlier[-1])
+  if state.earlier is not None:
+    state = state._replace(earlier=(*state.earlier, *earlier))
+  return state._replace(known=number + len(batches))
+
+
+def _note_earlier(state: State, known: Sequence[Unique]) -> State:
+  """Returns the state with `earlier` of the known batches, noted from now on.
+
+  Most runs need it never or in each step.
+  """
+  if state.earlier is not None:
+    return state
+  for batch in known:
+    _set_latest(state.cache, batch.rows, 0, np.empty(0, np.int32))
+  return _note(state._replace(earlier=()), known, state.step)
+
+
 def _take(
-  state: State, slots: Slots, coming: Sequence[Unique], room: int, some: int
-) -> tuple[Int[np.ndarray, ' taken'], Int[np.ndarray, ' low'], int]:
+  state: State, known: Sequence[Unique], room: int, some: int
+) -> tuple[Int[np.ndarray, ' taken'], State]:
   """Returns slots for `room` new rows, in the order of their eviction.
 
   It returns fewer slots if batches known before are no longer upcoming, as
-  after the end of a schedule: their rows stay. Also returns the rest of the
-  list and its limit. The list gets about `some` keys when it is used up.
+  after the end of a schedule: their rows stay. Also returns the state with the
+  rest of the list, which gets about `some` keys when it is used up.
   """
   cache, step, low, limit = state.cache, state.step, state.low, state.limit
   taken, count = np.empty(room, np.int64), 0
   for frozen in (False, True):
     count, read = _take_unused(cache, low, step, frozen, taken, count)
     low = low[read:]
-    while count < room and (frozen or limit < _FROZEN):
-      more = _lowest(cache, limit, some)
-      if not len(more):
-        break
-      limit = int(more[-1])
+    while count < room and limit < (_MOST if frozen else _FROZEN):
+      more, limit = _lowest(cache, step, limit, some)
       count, read = _take_unused(cache, more, step, frozen, taken, count)
-      low = np.concatenate([low, more[read:]])
-    if count < room and coming:
-      # The batch's own rows are marked as seen, so that they stay. The mark is
-      # the step's number, so no mark needs clearing.
-      cache.seen[slots[slots >= 0]] = step
-      # It marks the slots that it finds, so a row counts for the first coming
-      # batch that uses it. Ties are broken as in the list: lowest slot first.
-      groups = []
-      for batch in coming:
-        group = np.empty(len(batch.rows), np.int64)
-        size = _next_uses(cache, batch.rows, step, frozen, group)
-        groups.append(np.sort(group[:size]))
-      latest = np.concatenate(groups[::-1])[: room - count]
+      low = np.append(low, more[read:])
+    if count < room and len(known) > 1:
+      state = _note_earlier(state, known)
+      latest = _latest(state, known, frozen, room - count)
       taken[count : count + len(latest)] = latest
       count += len(latest)
-  return taken[:count], low, limit
+  return taken[:count], state._replace(low=low, limit=limit)
 
 
-def _lowest(cache: Cache, limit: int, some: int) -> Int[np.ndarray, ' low']:
-  """Returns about `some` of the lowest keys above the limit, ascending.
+def _latest(
+  state: State, known: Sequence[Unique], frozen: bool, room: int
+) -> Int[np.ndarray, ' latest']:
+  """Returns up to `room` slots whose next use is the latest, that one first.
 
-  It returns none only if there are none.
+  Their rows are frozen, or none is.
   """
-  keys = np.empty_like(cache.row_at)
+  assert state.earlier is not None
+  groups, count = [NO_ROWS], 0
+  pairs = [*zip(known, state.earlier, strict=False)]
+  for batch, earlier in pairs[:0:-1]:
+    if count >= room:
+      break
+    group = np.empty(len(batch.rows), np.int64)
+    size = _next_uses(
+      state.cache, batch.rows, earlier, state.step, frozen, group
+    )
+    # Ties are broken as in the list: lowest slot first.
+    groups.append(np.sort(group[:size]))
+    count += size
+  return np.concatenate(groups)[:room]
+
+
+def _lowest(
+  cache: Cache, step: int, limit: int, some: int
+) -> tuple[Int[np.ndarray, ' low'], int]:
+  """Returns about `some` of the lowest keys above the limit, and a new limit.
+
+  They are keys of slots whose rows no known batch uses, ascending.
+  """
+  keys = np.empty(len(cache.row_at), np.int64)
   every = max(1, len(keys) // _SAMPLE)
-  sample = np.sort(keys[: _keys(cache, every, limit, _MOST, keys)])
-  most = sample[some // every] if some // every < len(sample) else _MOST
-  return np.sort(keys[: _keys(cache, 1, limit, most, keys)])
+  sample = keys[: _keys(cache, step, every, limit, _MOST, keys)]
+  # Past the sample's end, all keys are listed.
+  at, most = some // every, _MOST
+  if at < len(sample):
+    most = int(np.partition(sample, at)[at])
+  return np.sort(keys[: _keys(cache, step, 1, limit, most, keys)]), most
 
 
 @kernel
@@ -287,16 +337,29 @@ def _key(cache: Cache, slot: int) -> int:
 @kernel
 @no_type_check
 def _keys(
-  cache: Cache, every: int, limit: int, most: int, out: np.ndarray
+  cache: Cache, step: int, every: int, limit: int, most: int, out: np.ndarray
 ) -> int:
-  """Writes and counts the keys above the limit, up to `most`.
+  """Writes and counts keys above the limit, up to `most`.
 
-  It looks at one of `every` slots.
+  They are those of rows that no known batch uses. It looks at one of `every`
+  slots.
   """
   count = 0
   for slot in range(0, len(cache.row_at), every):
     out[count] = key = _key(cache, slot)
     count += (key > limit) & (key <= most)
+  return _unused(cache, step, out[:count])
+
+
+@kernel
+@no_type_check
+def _unused(cache: Cache, step: int, keys: np.ndarray) -> int:
+  """Keeps and counts the keys of rows that no batch known at `step` uses."""
+  count = 0
+  for key in keys:
+    row = cache.row_at[key & _SLOT]
+    keys[count] = key
+    count += (row < 0) | (cache.latest_use[max(row, 0)] <= step)
   return count
 
 
@@ -310,10 +373,21 @@ def _slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
 
 @kernel
 @no_type_check
-def _note(cache: Cache, rows: np.ndarray, number: int) -> None:
-  """Records that the rows are used by batch `number`, the last known one."""
-  for row in rows:
-    cache.latest_use[row] = number + 1
+def _set_latest(
+  cache: Cache, rows: np.ndarray, latest: int, earlier: np.ndarray
+) -> None:
+  """Sets the `latest_use` of rows, i64[U].
+
+  Writes the entries before to `earlier`, i32[U], unless it is empty.
+  """
+  # Writes alone take half the time.
+  if len(earlier) == 0:
+    for row in rows:
+      cache.latest_use[row] = latest
+    return
+  for u in range(len(rows)):
+    earlier[u] = cache.latest_use[rows[u]]
+    cache.latest_use[rows[u]] = latest
 
 
 @kernel
@@ -329,50 +403,59 @@ def _take_unused(
   """Fills `out` from place `count` with slots whose rows no known batch uses.
 
   It reads the sorted keys `low` up to frozen rows, or to the end if it is to
-  take `frozen` ones. Returns how many slots `out` has then, and the place in
-  `low` from which it has what remains: used rows, and keys that were not read.
+  take `frozen` ones. Returns how many slots `out` has then, and how many keys
+  it has read.
   """
-  kept, read, last = 0, 0, -1
+  read, last = 0, -1
+  rows, latest = np.empty(_AHEAD, np.int64), np.empty(_AHEAD, np.int64)
   while count < len(out) and read < len(low):
-    key = low[read]
-    if key >= _FROZEN and not frozen:
-      break
-    read += 1
-    slot = key & _SLOT
-    if key == last or key != _key(cache, slot):
-      continue  # a copy, or outdated
-    last = key
-    row = cache.row_at[slot]
-    if row >= 0 and cache.latest_use[row] > step:
-      low[kept] = key
-      kept += 1
-      continue
-    out[count] = slot
-    count += 1
-  for i in range(1, kept + 1):
-    low[read - i] = low[kept - i]
-  return count, read - kept
+    keys = low[read : read + _AHEAD]
+    # A branch on what is not in the processor's cache would wait for it.
+    for i in range(len(keys)):
+      rows[i] = cache.row_at[keys[i] & _SLOT]
+    for i in range(len(keys)):
+      latest[i] = cache.latest_use[max(rows[i], 0)]
+    for i in range(len(keys)):
+      key = keys[i]
+      if count == len(out) or (key >= _FROZEN and not frozen):
+        return count, read
+      read += 1
+      if key == last or key != _key(cache, key & _SLOT):
+        continue  # a copy, or outdated
+      last = key
+      if rows[i] < 0 or latest[i] <= step:
+        out[count] = key & _SLOT
+        count += 1
+  return count, read
 
 
 @kernel
 @no_type_check
 def _next_uses(
-  cache: Cache, rows: np.ndarray, step: int, frozen: bool, out: np.ndarray
+  cache: Cache,
+  rows: np.ndarray,
+  earlier: np.ndarray,
+  step: int,
+  frozen: bool,
+  out: np.ndarray,
 ) -> int:
   """Writes the slots of frozen or other rows whose next use is in this batch.
 
-  Call it for the coming batches, the next one first. It skips slots whose
-  `seen` is the number of the step, marks those that it finds, and counts them.
+  It counts them. A row is not in the planned batch or in one between both if
+  its use before was `earlier` than the step.
   """
-  count = 0
-  for row in rows:
-    slot = cache.place_of[row] - 1
-    if slot < 0 or cache.seen[slot] == step or cache.frozen[slot] != frozen:
-      continue
-    cache.seen[slot] = step
-    out[count] = slot
-    count += 1
-  return count
+  count = kept = 0
+  for u in range(len(rows)):
+    out[count] = rows[u]
+    count += earlier[u] <= step
+  for i in range(count):
+    out[i] = cache.place_of[out[i]] - 1
+  for i in range(count):
+    slot = out[i]
+    if slot >= 0 and cache.frozen[slot] == frozen:
+      out[kept] = slot
+      kept += 1
+  return kept
 
 
 @kernel
@@ -440,16 +523,15 @@ def _use(
   """Marks the rows of a batch, i64[U], as used.
 
   Slots are -1 where there was no room. Rows that are not frozen become dirty.
-  Writes and counts the keys that changed and are not above the limit.
+  Writes and counts the keys that are not above the limit.
   """
   count, by_count = 0, len(uses.counts) > 0
   for u in range(len(slots)):
     slot = slots[u]
     if slot < 0:
       continue
-    old = cache.priority[slot]
     if by_count:
-      new = _priority(_count(old) + uses.weight)
+      new = _priority(_count(cache.priority[slot]) + uses.weight)
     else:
       new = np.int64(uses.priorities[u])
     key = new << 31 | slot
@@ -459,7 +541,6 @@ def _use(
     # A row that changed before it froze stays dirty.
     cache.dirty[slot] |= key < _FROZEN
     cache.priority[slot] = new
-    if key <= limit and new != old:
-      fresh[count] = key
-      count += 1
+    fresh[count] = key
+    count += key <= limit
   return count

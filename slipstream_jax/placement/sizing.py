@@ -185,8 +185,7 @@ def _curve(
   unique = count = 0
   for batch in batches:
     count += 1
-    flat = batch.inverse.reshape(-1)
-    times = np.bincount(flat[flat >= 0], minlength=len(batch.rows))
+    times = batch.counts
     table = np.searchsorted(starts, batch.rows, side='right') - 1
     lookups += np.bincount(table, times, tables)
     unique += len(batch.rows)

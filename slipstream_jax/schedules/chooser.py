@@ -7,7 +7,7 @@ import numpy as np
 
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
-from slipstream_jax.schedules.rebatch import only_hot, select_examples
+from slipstream_jax.schedules.rebatch import corrected, Index, only_hot
 from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
@@ -36,7 +36,7 @@ from slipstream_jax.selection.staleness import (
 from slipstream_jax.selection.target import DropTarget
 from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
 
-_FIRST = 64  # examples of a batch that tell how many are hot
+_FIRST = 16  # examples of a batch that tell how many are hot
 
 
 class Decision(NamedTuple):
@@ -74,8 +74,10 @@ class Chooser:
     # Which hot rows were reassigned since the last window opened.
     self._renewed: Bool[np.ndarray, ' H_and_1'] | None = None
 
-  def choose(self, batch: Batch, phase: str, number: int) -> Batch:
-    """Returns the examples of a batch to train, with weights.
+  def choose(
+    self, batch: Batch, phase: str, number: int
+  ) -> tuple[Batch, Index]:
+    """Returns a batch with weights that correct, and which of it to train.
 
     Args:
       batch: of the source, without its padding.
@@ -99,7 +101,7 @@ class Chooser:
         batch = batch._replace(offset=none)
     self.event = None
     if settings.is_over(number - 1):
-      return batch
+      return batch, None
     if self._recounts:
       period = settings.phases.period
       self._recount = noted(self._recount, batch.lookups, period)
@@ -109,7 +111,7 @@ class Chooser:
     skipping = (SKIP,) if self._compares_rows else (SKIP, SETTLE)
     skips = self._mode.drops_examples and phase in skipping
     if not (scored or skips or phase == SETTLE):
-      return batch
+      return batch, None
     # Scored even if nothing is skipped, because the scorer learns from it.
     scores = self._scoring.learn(batch) if scored else None
     is_hot = self._is_hot(batch, settings.asks_hot or phase == SETTLE)
@@ -119,7 +121,7 @@ class Chooser:
     if phase == SETTLE:
       self._sample.append((batch.lookups, facts))
     if not skips or self._decision is None:
-      return batch
+      return batch, None
     fitted = self._fitted(self._decision)
     if self._compares_rows:
       places = self._hot.places(batch.lookups)
@@ -132,7 +134,7 @@ class Chooser:
     short = self._target.count(facts, dropped)
     if short is not None:
       self.event = {'kind': 'missed', **short}
-    return select_examples(batch, chosen)
+    return corrected(batch, chosen)
 
   def _is_hot(self, batch: Batch, all_of_it: bool) -> Bool[np.ndarray, ' B']:
     """Returns which examples are hot, or only as many as seem to be.

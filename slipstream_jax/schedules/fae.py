@@ -33,9 +33,9 @@ from slipstream_jax.schedules.base import (
 )
 from slipstream_jax.schedules.rebatch import (
   is_popular,
+  positions,
   real_examples,
   Rebatcher,
-  select,
 )
 from slipstream_jax.types import Batch, HotRows
 
@@ -256,7 +256,7 @@ class FaeOrder(OrderedSource):
       self._positions[kind] = self._source.get_state()
       self._read[kind] += 1
       popular = is_popular(batch, self._hot)
-      queue.put(select(batch, popular == (kind == POPULAR)))
+      queue.put(batch, positions(batch, popular == (kind == POPULAR)))
     return queue.take()
 
   @property

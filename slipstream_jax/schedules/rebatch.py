@@ -1,22 +1,74 @@
 """Queues that cut kept examples into batches."""
 
+from collections.abc import Sequence
 import math
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.data.numbered import pad_batch
+from slipstream_jax.data.numbered import signed
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import kernel
-from slipstream_jax.selection.base import joined, Selection
+from slipstream_jax.selection.base import Selection
 from slipstream_jax.types import Batch, HotRows, Lookups
 
 _NONE = np.empty(0, np.int64)
 
 
+Index = Int[np.ndarray, ' n'] | None
+"""Positions of some examples of a batch. None: all of them, in their order."""
+
+
+class _Part(NamedTuple):
+  """Some examples of a batch, not copied yet."""
+
+  batch: Batch
+  which: Index
+
+  @property
+  def examples(self) -> int:
+    """Number of examples."""
+    column = self.batch.labels if self.which is None else self.which
+    return len(column)
+
+  def cut(self, size: int) -> tuple['_Part', '_Part']:
+    """Returns the first examples, and the rest."""
+    index = np.arange(self.examples) if self.which is None else self.which
+    return self._replace(which=index[:size]), self._replace(which=index[size:])
+
+
+def _gathered(parts: Sequence[_Part], size: int) -> Batch:
+  """Copies the examples of some parts, and pads them as `pad_batch` does."""
+  short = size - sum(part.examples for part in parts)
+  if not short and len(parts) == 1 and parts[0].which is None:
+    return parts[0].batch
+  columns: list[Any] = []
+  fields = zip(*(part.batch for part in parts), strict=True)
+  for name, of_parts in zip(Batch._fields, fields, strict=True):
+    if name == 'fresh' or of_parts[0] is None:
+      columns.append(None)
+      continue
+    lookups = name == 'lookups'
+    if lookups and short:
+      of_parts = tuple(map(signed, of_parts))  # which can hold -1
+    shape = size, *of_parts[0].shape[1:]
+    out, at = np.empty(shape, np.result_type(*of_parts)), 0
+    for part, column in zip(parts, of_parts, strict=True):
+      here, at = out[at : at + part.examples], at + part.examples
+      if part.which is None:
+        here[...] = column
+      else:  # other modes would copy twice
+        np.take(column, part.which, axis=0, out=here, mode='clip')
+    out[at:] = -1 if lookups else 0
+    columns.append(out)
+  return Batch(*columns)
+
+
 class Rebatcher:
   """A queue that cuts examples into batches of one size, in their order.
+
+  Each example is copied once, when its batch is taken.
 
   Attributes:
     batch_size: B, of every batch that it returns.
@@ -28,7 +80,7 @@ class Rebatcher:
   ) -> None:
     """Starts with the examples of a state from `get_state`, or empty."""
     self.batch_size = batch_size
-    self._parts: list[Batch] = []
+    self._parts: list[_Part] = []
     self.waiting = 0
     # Reassigned rows, and for each the examples in the queue before it.
     self._fresh = self._before = _NONE
@@ -39,15 +91,16 @@ class Rebatcher:
       # Positions of batches that are not filled up did not have it.
       self._before = state.get('before', np.zeros(len(self._fresh), np.int64))
 
-  def put(self, examples: Batch) -> None:
-    """Appends examples in their order, without a copy."""
+  def put(self, examples: Batch, index: Index = None) -> None:
+    """Appends those examples of a batch in their order, without a copy."""
     if examples.fresh is not None:
       here = np.full(len(examples.fresh), self.waiting)
       self._fresh = np.concatenate([self._fresh, examples.fresh])
       self._before = np.concatenate([self._before, here])
-    if len(examples.labels):
-      self._parts.append(examples._replace(fresh=None))
-      self.waiting += len(examples.labels)
+    part = _Part(examples, index)
+    if part.examples:
+      self._parts.append(part)
+      self.waiting += part.examples
 
   def ready(self) -> bool:
     """Whether there is a full batch."""
@@ -63,26 +116,27 @@ class Rebatcher:
     Its `fresh` rows are those of every batch put whose first example it has,
     and of batches without examples before it.
     """
-    whole = self._whole()
-    assert whole is not None
-    self._parts, self.waiting = [], 0
-    self.put(whole.map(lambda column: column[size:]))
+    parts, left = [], size
+    while left and self._parts:
+      part = self._parts.pop(0)
+      if part.examples > left:
+        part, rest = part.cut(left)
+        self._parts.insert(0, rest)
+      parts.append(part)
+      left -= part.examples
+    assert parts
+    self.waiting -= size - left
     now = self._before < size
     fresh, self._fresh = self._fresh[now], self._fresh[~now]
     self._before = self._before[~now] - size
-    batch = pad_batch(whole.map(lambda column: column[:size]), size)
-    return batch._replace(fresh=fresh) if len(fresh) else batch
-
-  def _whole(self) -> Batch | None:
-    """Returns all examples in one piece, or None if there are none."""
-    if len(self._parts) > 1:
-      self._parts = [joined(self._parts)]
-    return self._parts[0] if self._parts else None
+    batch = _gathered(parts, size)
+    return batch._replace(fresh=fresh if len(fresh) else None)
 
   def get_state(self) -> dict[str, Any]:
     """Returns all examples in the queue."""
-    whole, queued = self._whole(), None
-    if whole is not None:
+    queued = None
+    if self._parts:
+      whole = _gathered(self._parts, self.waiting)._replace(fresh=None)
       queued = {k: v for k, v in whole._asdict().items() if v is not None}
     return {'queued': queued, 'fresh': self._fresh, 'before': self._before}
 
@@ -147,17 +201,20 @@ class WorkingSetQueue:
     """Number of examples in the queue."""
     return sum(queue.waiting for queue in self._queues)
 
-  def put(self, examples: Batch) -> None:
-    """Appends up to B examples.
+  def put(self, examples: Batch, index: Index = None) -> None:
+    """Appends up to B examples of a batch.
 
     Raises:
       UserError: rows were reassigned to other ids.
     """
     popular = is_popular(examples, self._hot)
-    for queue, which in zip(self._queues, (popular, ~popular), strict=True):
-      queue.put(select(examples, which))
+    kept = np.zeros(len(popular), bool)
+    kept[slice(None) if index is None else index] = True
+    kinds = kept & popular, kept & ~popular
+    for queue, which in zip(self._queues, kinds, strict=True):
+      queue.put(examples, positions(examples, which))
       self.longest = max(self.longest, queue.waiting)
-    self._gathered += len(popular)
+    self._gathered += int(np.count_nonzero(kept))
     # The next B examples might be more than W batches' worth.
     if self._gathered > (self._set - 1) * self.batch_size:
       self._gathered = 0
@@ -194,13 +251,13 @@ compiled for each size that occurs."""
 
 
 def alone(
-  kept: Batch,
-  seen: int,
+  batch: Batch,
+  index: Index,
   batch_size: int,
   corrected: bool,
   multiple: int = 1,
 ) -> tuple[Batch, float]:
-  """Pads the kept examples of one batch to a multiple of B / `SIZES`.
+  """Copies the kept examples of one batch, padded to a multiple of B / `SIZES`.
 
   A step divides the sum of its losses by the size of the batch, so the weights
   must be scaled. If the kept examples represent the dropped ones, the sum is
@@ -208,8 +265,8 @@ def alone(
   all is kept does not change.
 
   Args:
-    kept: the examples, none of them padding.
-    seen: number of examples before some were dropped.
+    batch: the examples, none of them padding.
+    index: of those that are kept.
     batch_size: B, of the source.
     corrected: whether the kept examples represent the dropped ones.
     multiple: divides the size. A divisor of `batch_size`.
@@ -217,13 +274,15 @@ def alone(
   Returns:
     The batch, and its `Scheduled.scale`.
   """
-  examples = len(kept.labels)
+  part, seen, scale = _Part(batch, index), len(batch.labels), 1.0
+  examples = part.examples
   if examples in (0, seen):
-    return (pad_batch(kept, batch_size) if examples else kept), 1.0
-  eighths = -(-SIZES * examples // batch_size)
-  size = -(-batch_size * eighths // (SIZES * multiple)) * multiple
-  scale = size / batch_size * (1 if corrected else seen / examples)
-  return pad_batch(kept, size), scale
+    size = batch_size if examples else 0
+  else:
+    eighths = -(-SIZES * examples // batch_size)
+    size = -(-batch_size * eighths // (SIZES * multiple)) * multiple
+    scale = size / batch_size * (1 if corrected else seen / examples)
+  return _gathered([part], size)._replace(fresh=batch.fresh), scale
 
 
 def real_examples(batch: Batch) -> Batch:
@@ -259,8 +318,8 @@ def _only_hot(
         break
 
 
-def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
-  """Returns some examples of a batch that has no reassigned rows.
+def positions(batch: Batch, which: Bool[np.ndarray, ' B']) -> Index:
+  """Returns the positions of some examples, in a batch without reassigned rows.
 
   Raises:
     UserError: it has such rows.
@@ -273,12 +332,11 @@ def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
       hint='train in the order of the source, or map ids by a vocabulary that'
       ' does not grow',
     )
-  index = np.flatnonzero(which)
-  return batch.map(lambda column: column.take(index, axis=0))
+  return np.flatnonzero(which)
 
 
-def select_examples(batch: Batch, selection: Selection) -> Batch:
-  """Returns the kept examples, with weights multiplied and offsets added."""
+def corrected(batch: Batch, selection: Selection) -> tuple[Batch, Index]:
+  """Multiplies weights and adds offsets. Returns which examples are kept."""
   weights = batch.weights * selection.weight
   batch = batch._replace(weights=weights)
   if selection.offset is not None:
@@ -286,6 +344,4 @@ def select_examples(batch: Batch, selection: Selection) -> Batch:
     added = selection.offset if own is None else own + selection.offset
     batch = batch._replace(offset=added)
   index = np.flatnonzero(selection.keep)
-  if len(index) == len(selection.keep):
-    return batch
-  return batch.map(lambda column: column.take(index, axis=0))
+  return batch, None if len(index) == len(selection.keep) else index

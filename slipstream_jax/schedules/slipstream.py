@@ -170,7 +170,9 @@ class Slipstream(Schedule):
     position = self._source.get_state()
     if self._read == self._batches:
       return False
+    started = time.thread_time()
     batch = next(self._source, None)
+    self.seconds_reading += time.thread_time() - started
     if batch is None:
       return False
     # Examples that look up cold rows only are not skipped.
@@ -229,17 +231,19 @@ class Slipstream(Schedule):
     self._renew(batch, phase)
     settles = self._pending is not None and self._counts
     name = SETTLE if settles else phase.name
-    kept = self._chooser.choose(batch, name, self._read)
+    batch, index = self._chooser.choose(batch, name, self._read)
     self.seconds += time.thread_time() - started
     if (event := self._chooser.event) and 'event' not in self._marks:
       self._tell(**event)
-    seen, trained = len(batch.labels), len(kept.labels)
+    seen = len(batch.labels)
+    trained = seen if index is None else len(index)
     if not self._settings.refill:
       size = queue.batch_size
       corrected = self._settings.chosen_policy.correction != 'none'
-      kept, scale = alone(kept, seen, size, corrected, self._multiple)
+      how = size, corrected, self._multiple
+      (batch, scale), index = alone(batch, index, *how), None
       self._marks |= {'scale': scale, 'batch_size': size}
-    queue.put(kept)
+    queue.put(batch, index)
     self._marks['seen'] += seen
     self._marks['dropped'] += seen - trained
     self._nothing = 0 if trained else self._nothing + 1

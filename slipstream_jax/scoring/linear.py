@@ -5,13 +5,15 @@ weight (compare McMahan et al., "Ad click prediction: a view from the trenches",
 2013). Weights of rows are in a table at hashes of the rows (the hashing trick,
 Weinberger et al., 2009). The table fits the processor's second cache, so that
 scoring takes less time than to look up which rows are hot. A row that is seen
-rarely shares its weight with others.
+rarely shares its weight with others. The first examples teach most. After them
+it learns from one example in eight, as learning takes several times as long as
+scoring.
 """
 
 import math
 from typing import Any, NamedTuple, no_type_check
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
@@ -24,6 +26,11 @@ RATE = 0.05
 """Learning rate, slightly the best of 0.05 to 0.2 on synthetic clicks."""
 START = 0.1
 """Initial sum of squared gradients of every weight."""
+FULL = 1 << 19
+"""The first examples, from each of which it learns. On 2 million synthetic
+examples the AUC of scores falls from 0.733 to 0.730."""
+EVERY = 8
+"""After these, it learns from every example whose number this divides."""
 _ONE = np.float32(1)  # a plain 1 would promote to f64
 # Odd numbers near the golden ratio's and its square's parts of 2**32.
 _LOW, _HIGH = np.uint32(0x9E3779B9), np.uint32(0x61C88647)
@@ -47,12 +54,20 @@ class LinearScorer(NamedTuple):
   dense: Float[np.ndarray, 'I_and_1 2']
   """Weight and sum of squared gradients, f32, of each dense feature, then of
   the bias."""
+  seen: Int[np.ndarray, '']
+  """Number of examples scored, i64."""
   features: int
   """F, columns of the lookups."""
+  full: int
+  """The first examples, from each of which it learns."""
 
   @classmethod
   def create(
-    cls, features: int, dense_features: int, bits: int = BITS
+    cls,
+    features: int,
+    dense_features: int,
+    bits: int = BITS,
+    full: int = FULL,
   ) -> 'LinearScorer':
     """Returns an untrained scorer: every score is 0.5.
 
@@ -60,11 +75,12 @@ class LinearScorer(NamedTuple):
       features: F, columns of the lookups.
       dense_features: I, columns of `Batch.dense`.
       bits: of the hashes, 1 to 31. The table has 2**bits weights.
+      full: learns from each of that many first examples.
     """
     rows, squares = np.zeros((2, 1 << bits), np.float32)
     squares[:] = START
     dense = np.full((dense_features + 1, 2), [0, START], np.float32)
-    return cls(rows, squares, dense, features)
+    return cls(rows, squares, dense, np.array(0), features, full)
 
   def learn(
     self,
@@ -79,39 +95,47 @@ class LinearScorer(NamedTuple):
     """
     features = self.features, len(self.dense) - 1
     where = 'LinearScorer.learn'
-    lookups = checked_lists(lookups, dense, labels, features, where)
+    lists = checked_lists(lookups, dense, labels, features, where)
+    flat = lists.reshape(len(lists), math.prod(lists.shape[1:]))
     out = np.empty(len(dense), np.float32)
     _learn(
       self.rows,
       self.squares,
       self.dense,
-      lookups.reshape(len(lookups), math.prod(lookups.shape[1:])),
-      np.uint32(len(self.rows).bit_length() - 1),
+      flat.view(f'u{flat.itemsize}'),
+      np.uint64(2 ** (8 * flat.itemsize) - 1),
+      np.uint32(33 - len(self.rows).bit_length()),
+      int(self.seen),
+      self.full,
       np.asarray(dense, np.float32),
       np.asarray(labels, np.float32),
       out,
     )
+    self.seen[...] += len(out)
     return out
 
   def get_state(self) -> dict[str, Any]:
     """Returns copies of all weights, 8 bytes each."""
-    return {name: getattr(self, name).copy() for name in self._fields[:-1]}
+    return {name: getattr(self, name).copy() for name in _STATE}
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Copies the weights of a state from `get_state`.
 
     Raises:
-      UserError: it is of a version whose weights were of hot rows.
+      UserError: it is of an older version.
     """
-    if 'squares' not in state:
+    if not state.keys() >= set(_STATE):
       raise UserError(
         'a position must have the weights of this linear scorer',
-        got='those of a version that had one for each hot row',
+        got=f'{", ".join(state)} of a version before it',
         where='LinearScorer.set_state',
         hint='finish the run with the version that began it, or begin anew',
       )
-    for name in self._fields[:-1]:
-      getattr(self, name)[:] = state[name]
+    for name in _STATE:
+      getattr(self, name)[...] = state[name]
+
+
+_STATE = ('rows', 'squares', 'dense', 'seen')
 
 
 def checked_lists(
@@ -143,38 +167,43 @@ def checked_lists(
 
 @kernel
 @no_type_check
-def _find(lookups: np.ndarray, i: int, bits: np.uint32, at: np.ndarray) -> int:
-  """Writes the places of the weights of example i to `at`, and counts them."""
-  shift, padding = np.uint32(32) - bits, 0
-  for k in range(len(at)):  # vectorized
-    row = np.int64(lookups[i, k])
-    # numba widens products of u32.
-    low = np.uint32(np.uint32(row) * _LOW)
-    hashed = np.uint32(low + np.uint32(np.uint32(row >> 32) * _HIGH))
-    at[k] = np.int32(hashed >> shift)
-    padding += row < 0
-  if not padding:
-    return len(at)
-  count = 0
-  for k in range(len(at)):
-    at[count] = at[k]
-    count += lookups[i, k] >= 0
-  return count
+def _place(row: np.uint64, shift: np.uint32) -> np.uint32:
+  """Returns the place of a row's weight. Rows of 32 bits take less time."""
+  # numba widens products of u32.
+  low = np.uint32(np.uint32(row) * _LOW)
+  high = np.uint32(np.uint64(row) >> np.uint64(32))
+  return np.uint32(low + np.uint32(high * _HIGH)) >> shift
 
 
 @kernel
 @no_type_check
-def _sum(weights: np.ndarray, at: np.ndarray) -> np.float32:
-  """Sums the weights in four chains, which do not wait for one another."""
+def _weight(
+  weights: np.ndarray, row: np.uint64, padding: np.uint64, shift: np.uint32
+) -> np.float32:
+  """Returns the weight of a row, or 0 for padding."""
+  weight = weights[_place(row, shift)]
+  return np.float32(0) if np.uint64(row) == padding else weight
+
+
+@kernel
+@no_type_check
+def _sum(
+  weights: np.ndarray,
+  lookups: np.ndarray,
+  i: int,
+  padding: np.uint64,
+  shift: np.uint32,
+) -> np.float32:
+  """Sums the weights of example i in four chains, which do not wait."""
   a = b = c = d = np.float32(0)
-  rest = len(at) % 4
+  rest = lookups.shape[1] % 4
   for k in range(rest):
-    a += weights[at[k]]
-  for k in range(rest, len(at), 4):
-    a += weights[at[k]]
-    b += weights[at[k + 1]]
-    c += weights[at[k + 2]]
-    d += weights[at[k + 3]]
+    a += _weight(weights, lookups[i, k], padding, shift)
+  for k in range(rest, lookups.shape[1], 4):
+    a += _weight(weights, lookups[i, k], padding, shift)
+    b += _weight(weights, lookups[i, k + 1], padding, shift)
+    c += _weight(weights, lookups[i, k + 2], padding, shift)
+    d += _weight(weights, lookups[i, k + 3], padding, shift)
   return (a + b) + (c + d)
 
 
@@ -185,12 +214,15 @@ def _learn(
   squares: np.ndarray,
   dense_rows: np.ndarray,
   lookups: np.ndarray,
-  bits: np.uint32,
+  padding: np.uint64,
+  shift: np.uint32,
+  seen: int,
+  full: int,
   dense: np.ndarray,
   labels: np.ndarray,
   out: np.ndarray,
 ) -> None:
-  """Scores n examples, and learns from each after scoring it.
+  """Scores n examples, and learns from some, each after it is scored.
 
   A row that an example looks up twice is updated twice.
 
@@ -198,35 +230,44 @@ def _learn(
     rows: f32[W], as in `LinearScorer`. Updated in place.
     squares: f32[W], as its `squares`. Updated in place.
     dense_rows: f32[I + 1, 2], as its `dense`. Updated in place.
-    lookups: i32 or i64[n, F * L], rows. -1 is padding.
-    bits: of a hash.
+    lookups: u32 or u64[n, F * L], rows.
+    padding: what -1 is among them.
+    shift: of a hash, to its place.
+    seen: examples before these.
+    full: as in `LinearScorer`.
     dense: f32[n, I].
     labels: f32[n].
     out: f32[n], receives the click probabilities.
   """
   rate, width = np.float32(RATE), dense.shape[1]
-  all_at = np.empty(lookups.shape[1], np.int32)
+  at = np.empty(lookups.shape[1], np.uint32)
   steps = np.empty(lookups.shape[1], np.float32)
   # Separate arrays are contiguous, so that loops can be vectorized.
   weights, dense_squares = dense_rows[:, 0].copy(), dense_rows[:, 1].copy()
   values = np.ones(width + 1, np.float32)  # the bias has value 1
   for i in range(len(out)):
-    at = all_at[: _find(lookups, i, bits, all_at)]
     logit = np.float32(0)
     for j in range(width):
       values[j] = dense[i, j]
     for j in range(width + 1):
       logit += weights[j] * values[j]
     # Scored before learning, so that the score does not depend on the label.
-    out[i] = _ONE / (_ONE + np.exp(-(logit + _sum(rows, at))))
+    logit += _sum(rows, lookups, i, padding, shift)
+    out[i] = _ONE / (_ONE + np.exp(-logit))
+    if seen + i >= full and (seen + i) % EVERY:
+      continue
     slope = out[i] - labels[i]
     square, scaled = slope * slope, rate * slope
+    count = 0
     for k in range(len(at)):
+      at[count] = _place(lookups[i, k], shift)
+      count += np.uint64(lookups[i, k]) != padding
+    for k in range(count):
       squares[at[k]] += square
       steps[k] = squares[at[k]]
-    for k in range(len(at)):  # vectorized, eight roots at a time
+    for k in range(count):  # vectorized, eight roots at a time
       steps[k] = scaled / np.sqrt(steps[k])
-    for k in range(len(at)):
+    for k in range(count):
       rows[at[k]] -= steps[k]
     for j in range(width + 1):
       dense_squares[j] += square * values[j] * values[j]

@@ -308,13 +308,12 @@ def _probability(
 ) -> Float[np.ndarray, ' n']:
   """Returns the probability of keeping each example, f64[n]."""
   measure = _measure(policy, facts)
-  always = ~policy.thinned(facts) | np.isinf(measure) | np.isinf(fitted.scale)
-  # Examples always kept are left out because infinity times 0 is NaN.
-  own = np.clip(fitted.scale * measure[~always], policy.floor, 1)
-  probability = np.ones(len(always))
+  always = np.isinf(measure) | np.isinf(fitted.scale)
+  always |= ~policy.thinned(facts)
+  with np.errstate(invalid='ignore'):  # infinity times 0, of those always kept
+    own = np.clip(fitted.scale * measure, policy.floor, 1)
   alike = policy.uniform * fitted.share
-  probability[~always] = alike + (1 - policy.uniform) * own
-  return probability
+  return np.where(always, 1, alike + (1 - policy.uniform) * own)
 
 
 def _measure(policy: Policy, facts: ExampleFacts) -> np.ndarray:

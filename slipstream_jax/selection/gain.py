@@ -80,12 +80,15 @@ def tally(
     labels: 1.0 for a click, else 0.0, or its probability.
     scores: click probabilities, computed before the labels were learned from.
   """
-  known = ~np.isnan(scores)
-  logits = logits_of(scores[known])
-  at = np.clip((logits + _LIMIT) / _WIDTH, 0, _BINS - 1).astype(np.int64)
-  every = np.bincount(at, minlength=_BINS)
-  clicks = np.bincount(at, labels[known].astype(np.float64), _BINS)
-  return np.stack([every - clicks, clicks], axis=1, dtype=np.float64)
+  unknown = np.isnan(scores)
+  if unknown.any():
+    scores, labels = scores[~unknown], labels[~unknown]
+  at = ((logits_of(scores) + _LIMIT) / _WIDTH).astype(np.int64)
+  at = np.minimum(at, _BINS - 1)
+  counts = np.empty((_BINS, 2))
+  counts[:, 1] = np.bincount(at, labels, _BINS)
+  counts[:, 0] = np.bincount(at, minlength=_BINS) - counts[:, 1]
+  return counts
 
 
 def faded(sums: np.ndarray, examples: float) -> np.ndarray:

@@ -160,10 +160,10 @@ def unique_rows(
     UserError: a lookup is not a row of any table.
   """
   flat = np.ascontiguousarray(lookups).reshape(1, -1)
-  count, rows, inverse = _find(flat, None, None, num_rows, lookups.shape)
-  if count < 0:
-    _refuse(lookups, np.unravel_index(-1 - count, lookups.shape), num_rows)
-  return Unique(rows, inverse, None if hot is None else hot.places(rows))
+  unique = _find(flat, None, None, num_rows, lookups.shape, hot)
+  if isinstance(unique, int):
+    _refuse(lookups, np.unravel_index(unique, lookups.shape), num_rows)
+  return unique
 
 
 def unique_rows_of(
@@ -184,11 +184,11 @@ def unique_rows_of(
   if shape == flat.shape:  # a single group has global numbers
     return unique_rows(flat, group.num_rows, hot)
   columns, shifts = (np.array(x) for x in (group.columns, group.shifts))
-  count, rows, inverse = _find(flat, columns, shifts, group.num_rows, shape)
-  if count < 0:
-    example, column = divmod(-1 - count, len(columns))
+  unique = _find(flat, columns, shifts, group.num_rows, shape, hot)
+  if isinstance(unique, int):
+    example, column = divmod(unique, len(columns))
     _refuse(flat, (example, columns[column]), group.num_rows, shifts[column])
-  return Unique(rows, inverse, None if hot is None else hot.places(rows))
+  return unique
 
 
 def _find(
@@ -197,16 +197,22 @@ def _find(
   shifts: np.ndarray | None,
   num_rows: int,
   shape: tuple[int, ...],
-) -> tuple[int, np.ndarray, np.ndarray]:
-  """Returns what `_find_unique` returns, the rows, and the inverse [*shape]."""
+  hot: HotRows | None,
+) -> Unique | int:
+  """Returns the unique rows, or the number of a lookup that is no row."""
   size = math.prod(shape)
   # Two to four places per lookup keep the hash table's probes short.
   scratch = np.empty(1 << max(4, (2 * size - 1).bit_length()), np.int32)
   rows, inverse = np.empty(size, np.int64), np.empty(shape, np.int32)
+  counts, flat = np.empty(size, np.int32), inverse.reshape(-1)
   count = _find_unique(
-    lookups, columns, shifts, num_rows, scratch, rows, inverse.reshape(-1)
+    lookups, columns, shifts, num_rows, scratch, rows, flat, counts
   )
-  return count, rows[:count], inverse
+  if count < 0:
+    return -1 - count
+  rows = rows[:count]
+  places = None if hot is None else hot.places(rows)
+  return Unique(rows, inverse, counts[:count], places)
 
 
 def _refuse(
@@ -233,6 +239,7 @@ def _find_unique(
   scratch: np.ndarray,
   rows: np.ndarray,
   inverse: np.ndarray,
+  counts: np.ndarray,
 ) -> int:
   """Finds the unique rows of some columns, in the order of their first use.
 
@@ -248,6 +255,7 @@ def _find_unique(
     scratch: i32[m], m a power of two above n * k.
     rows: out, i64[n * k], whose first U places receive the unique rows.
     inverse: out, i32[n * k], position in `rows`, -1 for padding.
+    counts: out, i32[n * k], whose first U places receive the rows' lookups.
 
   Returns:
     U, the number of unique rows, or -1 - i if lookup i of n * k is no row.
@@ -272,8 +280,10 @@ def _find_unique(
             return -1 - i
           scratch[place] = count
           rows[count] = row
+          counts[count] = 0
           count += 1
-        inverse[i] = scratch[place]
+        inverse[i] = u = scratch[place]
+        counts[u] += 1
       i += 1
   return count
 

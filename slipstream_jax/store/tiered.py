@@ -332,7 +332,8 @@ class TieredStore:
     dirty, there = self._cached.cache.dirty, before[before >= 0]
     # The planner marks all rows as written. Only rows that were are queued.
     marks = dirty[there]
-    batch = Unique(rows, np.arange(len(rows), dtype=np.int32))
+    inverse = np.arange(len(rows), dtype=np.int32)
+    batch = Unique(rows, inverse, np.ones_like(inverse))
     self._cached, plan = self._placement.plan(self._cached, [batch])
     if len(plan.evict):
       self._queue.put(plan.evict, self._records[plan.evict_slots])

@@ -111,7 +111,9 @@ def train(
       break
     before = last
     named = StepTraceAnnotation('train', step_num=step)
-    with named, trainer.engine.helped(batches.helpers):
+    wait = functools.partial(_wait_for_device, trainer)
+    timed = batches.clock.timed(item.spent, item.scheduled, wait)
+    with named, trainer.engine.helped(batches.helpers), timed:
       loss = take_step(trainer, item, batches.advance)
     event = item.scheduled.event
     last = StepRecord(step, math.nan, trainer.engine.counters, event), loss
@@ -123,6 +125,15 @@ def train(
       yield _with_loss(trainer, *before)
   if last is not None:
     yield _with_loss(trainer, *last)
+
+
+def _wait_for_device(trainer: TrainerParts) -> None:
+  kept = [group.kept.block for group in trainer.engine.groups]
+  try:
+    jax.block_until_ready((trainer.state, kept))
+  except Exception:  # the device failed at an earlier step
+    trainer.inconsistent = 'a step'
+    raise
 
 
 def _next(

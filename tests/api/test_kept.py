@@ -449,3 +449,13 @@ def test_under_a_url(wholes):
     assert other.restore(url) == 12
     other.train(shop.source(), STEPS - 12, skip=shop.SKIPS['stale'])
   shop.assert_same(other, wholes['stale'])
+
+
+def test_a_history_says_whether_skipping_saves_time():
+  with shop.trainer() as trainer:
+    assert trainer.train(shop.source(), 110).payoff is None
+    skip = slip.Skip(0.3, phases=slip.Phases(4, 0, 3, 1000))
+    paid = trainer.train(shop.source(), 160, skip=skip).payoff
+  assert paid.left_out == pytest.approx(0.3, abs=0.1)
+  assert paid.step_ms > 0
+  assert isinstance(paid.pays, bool)

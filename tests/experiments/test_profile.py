@@ -57,6 +57,16 @@ def test_predictions_come_true(profiled):
   )
 
 
+def test_it_predicts_from_which_step_on_skipping_saves_time(profiled):
+  _, figures, done = profiled
+  paid = figures['payoff']
+  assert paid['left_out'] == pytest.approx(0.3, abs=0.05)
+  assert paid['step_ms'] > 0
+  assert paid['step_ms_to_pay'] >= 0
+  (line,) = [x for x in done.stdout.splitlines() if x.startswith('leaving out')]
+  assert f'{paid["step_ms"]:.3g} ms' in line
+
+
 def test_what_it_advises_runs_as_it_says(profiled, tmp_path):
   _, figures, done = profiled
   advised = re.findall(r'--config\.\S+', done.stdout)

@@ -10,6 +10,7 @@ import pytest
 from configs import criteo
 from experiments.common import build, datasets
 from slipstream_jax.data.source import SourceWrapper
+from slipstream_jax.engine.clock import HostClock, Payoff
 from tests.support.runs import lines_of, run_job, SHARED, smoke, summary_of
 
 SUMMARY_KEYS = [
@@ -55,6 +56,9 @@ def test_summary_says_it_all(finished):
   saved = 2 * summary['saved_rows'] * 68 + summary['bytes_loaded']
   assert summary['saved_bytes'] == saved - summary['bytes_stored']
   assert 0.5 < summary['auc'] < summary['bayes_auc'] < 1
+  assert summary['step_ms'] > 0
+  assert summary['step_ms_to_pay'] >= 0
+  assert summary['skipping_saves_time'] in (True, False)
   for key, value in summary.items():
     assert not isinstance(value, float) or math.isfinite(value), key
 
@@ -254,3 +258,22 @@ def test_a_run_prints_ten_figures(mode, tmp_path, capsys):
   # A run that skips cannot be extended.
   assert ('--config.resume=True' in lines[-1]) == (mode == 'off')
   assert not [line for line in lines if 'checkpoint' in line]
+
+
+@pytest.mark.parametrize('pays', [False, True])
+def test_skipping_that_costs_time_is_told_in_one_line(
+  pays, tmp_path, capsys, monkeypatch
+):
+  paid = Payoff(0.3, 0.512, 1.4, pays)
+  monkeypatch.setattr(HostClock, 'payoff', lambda _: paid)
+  few = {'train.steps': 60, 'eval.curve_steps': 0, 'skip.drop': 'auto'}
+  assert run_job(tmp_path / 'run', smoke(**few)) == 0
+  lines = capsys.readouterr().out.splitlines()
+  told = [line for line in lines if 'costs more time than it saves' in line]
+  assert len(told) == (not pays)
+  if told:
+    assert '1.4 ms' in told[0]
+    assert '0.512 ms' in told[0]
+  summary = summary_of(tmp_path / 'run')
+  assert summary['step_ms_to_pay'] == 1.4
+  assert summary['skipping_saves_time'] == pays

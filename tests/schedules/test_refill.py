@@ -38,8 +38,10 @@ def test_a_step_is_as_long_as_that_of_the_whole_batch(
 ):
   seen = data.draw(st.integers(1, size))
   some = data.draw(st.integers(1, seen))
-  kept = examples(np.full(some, weight))
-  batch, scale = alone(kept, seen, size, corrected)
+  all_seen = examples(np.full(seen, weight))
+  index = np.sort(np.random.default_rng(seen).permutation(seen)[:some])
+  kept = all_seen.map(lambda column: column[index])
+  batch, scale = alone(all_seen, index, size, corrected)
   padded = len(batch.labels)
   assert some <= padded <= size
   # A step divides by the batch's size; what it divides is this.
@@ -61,7 +63,8 @@ def test_there_are_few_sizes(parts, multiple):
   size = parts * multiple
   kept = np.unique(np.linspace(1, size, 50).astype(int))
   batches = [
-    alone(examples(np.ones(n)), size, size, True, multiple)[0] for n in kept
+    alone(examples(np.ones(size)), np.arange(n), size, True, multiple)[0]
+    for n in kept
   ]
   sizes = {len(batch.labels) for batch in batches}
   assert len(sizes) <= SIZES

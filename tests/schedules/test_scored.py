@@ -11,6 +11,7 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import in_words, scorer_named, SCORERS
+from slipstream_jax.scoring.linear import EVERY, FULL, START
 from slipstream_jax.selection import gain
 from slipstream_jax.selection.base import ExampleFacts
 from slipstream_jax.selection.policies import policy_named
@@ -67,6 +68,23 @@ def test_resuming_after_every_batch(scorer, drop):
     }
     assert len(drops) > 2 if drop == 'auto' else not drops
     assert_resumes(lambda: Stream(batches, 2), settings, whole, whole.positions)
+
+
+def test_the_second_linear_scorer_learns_from_a_quarter():
+  """Also once the first one learns from few examples."""
+  rng, size = np.random.default_rng(0), 1 << 14
+  scoring = BatchScorer(scorer_named('linear'), HOT_ROWS, 0.1)
+  for _ in range(2 * FULL // size):
+    labels = (rng.random(size) < 0.5).astype(np.float32)
+    lookups, none = np.zeros((size, 1), np.int32), np.empty((size, 0))
+    scoring.learn(Batch(none.astype(np.float32), lookups, labels, labels))
+  # Of clicks by chance, each slope learned from is about 1/2.
+  learned = [
+    4 * (state['dense'][-1, 1] - START)
+    for state in scoring.get_state()['scorers']
+  ]
+  assert learned[0] == pytest.approx(FULL + FULL / EVERY, rel=0.05)
+  assert learned[1] == pytest.approx(learned[0] / gain.FEWER, rel=0.05)
 
 
 def test_events_tell_what_scores_are_worth():

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.scoring.linear import LinearScorer, RATE, START
+from slipstream_jax.scoring.linear import EVERY, LinearScorer, RATE, START
 
 N, F, I, BITS = 40, 4, 3, 5  # noqa: E741
 
 
-def made(seed, examples, length=None, first=0):
+def made(seed, examples, length=None, first=0, full=1000):
   """A scorer, and examples with padding for it, of rows from `first` on."""
   rng = np.random.default_rng(seed)
   shape = (examples, F) if length is None else (examples, F, length)
@@ -19,7 +19,7 @@ def made(seed, examples, length=None, first=0):
   lookups[rng.random(shape) < 0.1] = -1
   dense = rng.normal(size=(examples, I)).astype(np.float32)
   labels = (rng.random(examples) < 0.3).astype(np.float32)
-  return LinearScorer.create(F, I, BITS), (lookups, dense, labels)
+  return LinearScorer.create(F, I, BITS, full), (lookups, dense, labels)
 
 
 def hashed(rows):
@@ -60,12 +60,22 @@ class Oracle:
   st.integers(0, 99),
   st.sampled_from([None, 1, 3]),
   st.sampled_from([0, 1 << 31, 1 << 33]),
+  st.sampled_from([0, 10, 1000]),
+  st.integers(0, 60),
 )
-def test_scores_and_updates_equal_float64(seed, length, first):
-  scorer, examples = made(seed, 60, length, first)
+def test_scores_and_updates_equal_float64(seed, length, first, full, cut):
+  scorer, examples = made(seed, 60, length, first, full)
   oracle = Oracle()
-  expected = [oracle.learn(*one) for one in zip(*examples, strict=True)]
-  scores = scorer.learn(*examples)
+  expected = [
+    oracle.learn(*one) if i < full or i % EVERY == 0 else oracle.score(*one[:2])
+    for i, one in enumerate(zip(*examples, strict=True))
+  ]
+  before = scorer.learn(*(column[:cut] for column in examples))
+  resumed = LinearScorer.create(F, I, BITS, full)
+  resumed.set_state(scorer.get_state())
+  scorer = resumed
+  after = scorer.learn(*(column[cut:] for column in examples))
+  scores = np.concatenate([before, after])
   assert scores.dtype == np.float32
   np.testing.assert_allclose(scores, expected, rtol=2e-5)
   weight = np.concatenate([scorer.rows, scorer.dense[:, 0]])
