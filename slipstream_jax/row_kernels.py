@@ -1,4 +1,4 @@
-"""Copies of rows, sums of bags and their gradient, as XLA FFI targets on a CPU.
+"""Copies and updates of rows, and sums of bags, as XLA FFI targets on a CPU.
 
 XLA copies every looked-up row before it sums, and adds gradients on one thread.
 It takes up to four times as long to gather rows. These loops share bags and
@@ -26,7 +26,7 @@ from numba.extending import intrinsic, models, register_model
 import numpy as np
 
 POOL, SPREAD = 'slipstream_pool_bags', 'slipstream_spread_bags'
-TAKE = 'slipstream_take_rows'
+TAKE, UPDATE = 'slipstream_take_rows', 'slipstream_update_rows'
 """Names of the targets, which JAX's cache of compiled programs keeps."""
 limits = (ctypes.c_int64 * 2)(1, 1 << 19)
 """Most threads of one call, and the bytes that are worth one. To start a thread
@@ -58,7 +58,8 @@ def _register() -> bool:
   new = ctypes.pythonapi.PyCapsule_New
   new.restype = ctypes.py_object
   new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-  for name, target in ((POOL, _pool), (SPREAD, _spread), (TAKE, _take)):
+  targets = {POOL: _pool, SPREAD: _spread, TAKE: _take, UPDATE: _update}
+  for name, target in targets.items():
     capsule = new(_compiled(target), None, None)
     jax.ffi.register_ffi_target(name, capsule, platform='cpu', api_version=1)
   return True
@@ -100,6 +101,12 @@ def _longs(address: int, count: int) -> np.ndarray:
 @no_type_check
 def _bytes(address: int, count: int) -> np.ndarray:
   return carray(_pointer(address), count, np.uint8)
+
+
+@_inline
+@no_type_check
+def _floats(address: int, count: int) -> np.ndarray:
+  return carray(_pointer(address), count, np.float32)
 
 
 # Sums in registers.
@@ -158,6 +165,31 @@ def _plus(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 @no_type_check
+def _times(typing: Any, a: Any, b: Any) -> Any:
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.fmul(*args)
+
+  return a(a, b), codegen
+
+
+@intrinsic
+@no_type_check
+def _plus_product(typing: Any, a: Any, b: Any, c: Any) -> Any:
+  """Returns a + b * c, rounded once, as XLA does it."""
+
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    kind = args[0].type
+    lanes = kind.count if isinstance(kind, ir.VectorType) else 0
+    name = f'llvm.fma.v{lanes}f32' if lanes else 'llvm.fma.f32'
+    kind = ir.FunctionType(kind, [kind] * 3)
+    call = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(call, [args[1], args[2], args[0]])
+
+  return a(a, b, c), codegen
+
+
+@intrinsic
+@no_type_check
 def _store(typing: Any, vector: Any, address: Any) -> Any:
   def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     pointer = builder.inttoptr(args[1], vector.ir.as_pointer())
@@ -186,6 +218,7 @@ def _sum_lanes(
   source: int,
   dim: int,
   items: np.ndarray,
+  factors: np.ndarray,
   first: int,
   end: int,
   start: float,
@@ -199,8 +232,10 @@ def _sum_lanes(
     for line in range(0, 4 * lanes, 64):
       _prefetch(soon + line)
     if items[at] >= 0:
-      row = source + 4 * dim * np.int64(items[at])
-      total = _plus(total, _load(row, lanes))
+      row = _load(source + 4 * dim * np.int64(items[at]), lanes)
+      if len(factors):
+        row = _times(row, _filled(factors[at], lanes))
+      total = _plus(total, row)
     else:
       total = _plus(total, _filled(np.float32(0), lanes))
   _store(total, out)
@@ -212,28 +247,39 @@ def _sum(
   source: int,
   dim: int,
   items: np.ndarray,
+  factors: np.ndarray,
   first: int,
   end: int,
   start: float,
   out: int,
 ) -> None:
-  """Adds rows of floats [dim] to `start`, in the order of `items`.
+  """Adds products of factors and rows of floats [dim] to `start`, in order.
 
-  Items are numbers of rows. A negative one adds 0. `source` and `out` are
-  addresses.
+  Items are numbers of rows. A negative one adds 0. Without factors, all are 1.
+  `source` and `out` are addresses.
   """
-  d = 0
-  while d + 128 <= dim:
-    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 128)
+  none, d = factors[:0], 0
+  while d + 128 <= dim and not len(factors):
+    at, to = source + 4 * d, out + 4 * d
+    _sum_lanes(at, dim, items, none, first, end, start, to, 128)
     d += 128
   while d + 64 <= dim:
-    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 64)
+    at, to = source + 4 * d, out + 4 * d
+    if len(factors):
+      _sum_lanes(at, dim, items, factors, first, end, start, to, 64)
+    else:
+      _sum_lanes(at, dim, items, none, first, end, start, to, 64)
     d += 64
   while d + 16 <= dim:
-    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 16)
+    at, to = source + 4 * d, out + 4 * d
+    if len(factors):
+      _sum_lanes(at, dim, items, factors, first, end, start, to, 16)
+    else:
+      _sum_lanes(at, dim, items, none, first, end, start, to, 16)
     d += 16
   while d < dim:
-    _sum_lanes(source + 4 * d, dim, items, first, end, start, out + 4 * d, 1)
+    at, to = source + 4 * d, out + 4 * d
+    _sum_lanes(at, dim, items, factors, first, end, start, to, 1)
     d += 1
 
 
@@ -262,10 +308,19 @@ _JOB = np.dtype(
     for name in (
       *('next', 'chunks', 'kind', 'source', 'inverse', 'starts', 'out'),
       *('ends', 'order', 'examples', 'columns', 'bags', 'rows', 'dim'),
+      *('factors', 'ordered', 'frozen', 'touched', 'squares', 'numbers'),
     )
   ]
 )
-_POOLS, _SPREADS, _TAKES = range(3)  # kinds of jobs
+_POOLS, _SPREADS, _UPDATES, _TAKES = range(4)  # kinds of jobs
+
+
+@_inline
+@no_type_check
+def _factors(job: Any, address: int) -> np.ndarray:
+  """Returns the factor of each lookup, or none."""
+  count = job.examples * job.columns if address != 0 else 0
+  return _floats(address, count)
 
 
 @_kernel
@@ -274,27 +329,32 @@ def _pool_chunk(job: Any, first: int, end: int) -> None:
   """Sums the rows of each bag of the examples `first` to `end`."""
   dim = job.dim
   inverse = _ints(job.inverse, job.examples * job.columns)
+  factors = _factors(job, job.factors)
   starts = _ints(job.starts, job.bags + 1)
   to = job.out + 4 * dim * first * job.bags
   for example in range(first, end):
     for bag in range(job.bags):
       at = example * job.columns + starts[bag]
       stop = example * job.columns + starts[bag + 1]
-      if stop - at == 1 and inverse[at] >= 0:  # keeps what is below 2**-126
+      # Keeps what is below 2**-126.
+      if stop - at == 1 and inverse[at] >= 0 and job.factors == 0:
         _copy(job.source + 4 * dim * np.int64(inverse[at]), 4 * dim, to)
       else:
         # Minus zero, which changes nothing that is added to it.
-        _sum(job.source, dim, inverse, at, stop, np.float32(-0.0), to)
+        start = np.float32(-0.0)
+        _sum(job.source, dim, inverse, factors, at, stop, start, to)
       to += 4 * dim
 
 
 @_kernel
 @no_type_check
 def _sort(job: Any) -> None:
-  """Lists the bags that look up each row, in the order of lookups."""
+  """Lists the bags that look up each row, and factors, by order of lookups."""
   inverse = _ints(job.inverse, job.examples * job.columns)
   starts, ends = _ints(job.starts, job.bags + 1), _ints(job.ends, job.rows)
   order = _ints(job.order, len(inverse))
+  factors = _floats(job.factors, len(inverse))
+  ordered = _floats(job.ordered, len(inverse))
   ends[:] = 0
   for row in inverse:
     if row >= 0:
@@ -311,6 +371,8 @@ def _sort(job: Any) -> None:
         row = inverse[example * job.columns + at]
         if row >= 0:
           order[ends[row]] = number
+          if job.factors != 0:
+            ordered[ends[row]] = factors[example * job.columns + at]
           ends[row] += 1
       number += 1
 
@@ -332,7 +394,10 @@ def _first_row(ends: np.ndarray, target: int) -> int:
 @_kernel
 @no_type_check
 def _spread_chunk(job: Any, chunk: int) -> None:
-  """Sums the gradients of the bags that look up each row of a chunk."""
+  """Sums the gradients of the bags that look up each row of a chunk.
+
+  They are the result, or update the row.
+  """
   ends = _ints(job.ends, job.rows)
   order = _ints(job.order, job.examples * job.columns)
   total = np.int64(ends[-1])  # chunks have about as many lookups each
@@ -341,11 +406,68 @@ def _spread_chunk(job: Any, chunk: int) -> None:
   if chunk + 1 < job.chunks:
     end = _first_row(ends, total * (chunk + 1) // job.chunks + 1)
   at = ends[row - 1] if row > 0 else 0
+  factors = _factors(job, job.ordered)
+  gradient, zero = np.empty(job.dim + 16, np.float32), np.float32(0)
   while row < end:
-    to = job.out + 4 * job.dim * row
-    _sum(job.source, job.dim, order, at, ends[row], np.float32(0), to)
-    at = ends[row]
+    to, stop = job.out + 4 * job.dim * row, ends[row]
+    if job.kind == _UPDATES:
+      to = gradient.ctypes.data
+    if job.kind == _SPREADS or at < stop:
+      _sum(job.source, job.dim, order, factors, at, stop, zero, to)
+    if job.kind == _UPDATES:
+      _update_row(job, row, gradient, at < stop)
+    at = stop
     row += 1
+
+
+@_kernel
+@no_type_check
+def _update_row(
+  job: Any, row: int, gradient: np.ndarray, is_used: bool
+) -> None:
+  """Updates a row by its gradient, which is overwritten."""
+  if not is_used:
+    _bytes(job.touched, job.rows)[row] = 0
+    return
+  factor, eps = _floats(job.numbers, 2)
+  frozen = _bytes(job.frozen, job.rows)[row] != 0
+  if job.squares != 0:
+    sums = _floats(job.squares, job.rows)
+    total = sums[row] + _mean_square(gradient, job.dim)
+    root = np.sqrt(total) + eps
+    for d in range(job.dim):
+      gradient[d] /= root
+    if not frozen:
+      sums[row] = total
+  touched = False
+  for d in range(job.dim):
+    touched |= gradient[d] * factor != 0
+  _bytes(job.touched, job.rows)[row] = touched
+  if not frozen:
+    values = _floats(job.out + 4 * job.dim * row, job.dim)
+    for d in range(job.dim):
+      values[d] = _plus_product(values[d], gradient[d], factor)
+
+
+@_kernel
+@no_type_check
+def _mean_square(x: np.ndarray, dim: int) -> float:
+  """Returns the mean square of `dim` elements. 16 sums run side by side."""
+  x[dim:] = 0
+  at, end = x.ctypes.data, x.ctypes.data + 4 * dim
+  sums = _filled(np.float32(0), 16)
+  while at < end:
+    some = _load(at, 16)
+    sums = _plus_product(sums, some, some)
+    at += 64
+  rest = x[dim:]
+  _store(sums, rest.ctypes.data)
+  half = 8
+  while half:
+    for i in range(half):
+      rest[i] += rest[half + i]
+    half //= 2
+  return rest[0] / np.float32(dim)
 
 
 @_kernel
@@ -389,10 +511,10 @@ def _take_part(address: int) -> None:
     end = job.examples * (chunk + 1) // job.chunks
     if job.kind == _POOLS:
       _pool_chunk(job, first, end)
-    elif job.kind == _SPREADS:
-      _spread_chunk(job, chunk)
-    else:
+    elif job.kind == _TAKES:
       _take_chunk(job, first, end)
+    else:
+      _spread_chunk(job, chunk)
 
 
 @no_type_check
@@ -464,14 +586,20 @@ def _only_asks(frame: int) -> bool:
 
 @_inline
 @no_type_check
+def _operands(frame: int) -> int:
+  return _longs(frame + 56, 1)[0]
+
+
+@_inline
+@no_type_check
 def _operand(frame: int, number: int) -> int:
-  return _longs(_longs(frame + 72, 1)[0], 3)[number]
+  return _longs(_longs(frame + 72, 1)[0], 7)[number]
 
 
 @_inline
 @no_type_check
 def _result(frame: int, number: int) -> int:
-  return _longs(_longs(frame + 112, 1)[0], 3)[number]
+  return _longs(_longs(frame + 112, 1)[0], 4)[number]
 
 
 @_inline
@@ -489,7 +617,7 @@ def _shape(buffer: int) -> np.ndarray:
 @_kernel
 @no_type_check
 def _bags_job(frame: int, rows: int) -> np.ndarray:
-  """Returns a job with all fields that both targets of bags have, [1]."""
+  """Returns a job with the fields that all targets of bags have, [1]."""
   inverse, starts = _operand(frame, 1), _operand(frame, 2)
   jobs = np.zeros(1, _JOB)
   job = jobs[0]
@@ -503,10 +631,15 @@ def _bags_job(frame: int, rows: int) -> np.ndarray:
 
 @no_type_check
 def _pool(frame: int) -> int:
-  """Maps f32[P, D], i32[B, K] and i32[G + 1] to f32[B, G, D]."""
+  """Maps f32[P, D], i32[B, K] and i32[G + 1] to f32[B, G, D].
+
+  A fourth operand, f32[B, K], has the factor of each lookup.
+  """
   if _only_asks(frame):
     return 0
   job = _bags_job(frame, _operand(frame, 0))
+  if _operands(frame) == 4:
+    job[0].factors = _data(_operand(frame, 3))
   _run(job, 4 * job[0].dim * job[0].examples * job[0].columns)
   return 0
 
@@ -515,15 +648,43 @@ def _pool(frame: int) -> int:
 def _spread(frame: int) -> int:
   """Maps f32[B, G, D], i32[B, K] and i32[G + 1] to f32[P, D].
 
-  Its other results are memory to work in: i32[P] and i32[B * K].
+  Its other results are memory to work in: i32[P] and i32[B * K]. With factors,
+  as in `_pool`, there is also f32[B * K].
   """
   if _only_asks(frame):
     return 0
   job = _bags_job(frame, _result(frame, 0))
   job[0].kind = _SPREADS
   job[0].ends, job[0].order = _data(_result(frame, 1)), _data(_result(frame, 2))
+  if _operands(frame) == 4:
+    job[0].factors = _data(_operand(frame, 3))
+    job[0].ordered = _data(_result(frame, 3))
   _sort(job[0])
   _run(job, 4 * job[0].dim * job[0].examples * job[0].columns)
+  return 0
+
+
+@no_type_check
+def _update(frame: int) -> int:
+  """Updates f32[P, D], result 0, by the gradient of their bags, in place.
+
+  Operands 0 to 2 are those of `_spread`. The others are the rows, which of them
+  are frozen, bool[P], minus the learning rate and a number that is added to
+  roots, f32[2], and, for row-wise Adagrad, the sums of squares f32[P], which
+  are the last result. Results 1 to 3 are which rows were touched, bool[P], and
+  memory as in `_spread`.
+  """
+  if _only_asks(frame):
+    return 0
+  jobs = _bags_job(frame, _result(frame, 0))
+  job = jobs[0]
+  job.kind, job.touched = _UPDATES, _data(_result(frame, 1))
+  job.ends, job.order = _data(_result(frame, 2)), _data(_result(frame, 3))
+  job.frozen, job.numbers = _data(_operand(frame, 4)), _data(_operand(frame, 5))
+  if _operands(frame) == 7:
+    job.squares = _data(_operand(frame, 6))
+  _sort(job)
+  _run(jobs, 4 * job.dim * job.examples * job.columns)
   return 0
 
 

@@ -30,7 +30,7 @@ class Examples(NamedTuple):
   dense: 'Tensor'
   """f32[B, I]."""
   ids: 'Tensor'
-  """Local ids, feature-major: i64[F, B * L]."""
+  """Local ids, feature-major: i64[F, B * L]. Flat if L differs."""
   starts: 'Tensor'
   """Start of the bag of each lookup, and the last end: i64[F * B + 1]."""
   labels: 'Tensor'
@@ -142,21 +142,31 @@ LINEAR = 'embedding_bag', 'fbgemm', 'fbgemm_rowwise_adagrad'
 """Baselines that `linear` can build."""
 
 
+DCN_BOTTOM, DCN_TOP = (512, 256, 128), (1024, 1024, 512, 256)
+DCN_CROSSES, DCN_RANK = 3, 512
+"""Sizes of MLPerf's DLRM-DCNv2."""
+
+
 def linear(
-  name: str, rows: tuple[int, ...], dim: int, learning_rate: float
+  name: str,
+  rows: tuple[int, ...],
+  dim: int,
+  learning_rate: float,
+  lengths: Sequence[int] | None = None,
 ) -> Baseline:
   """Returns a baseline whose model is a linear layer over all embeddings.
 
-  Its bags have any number of lookups, the same for all tables. `name` is one of
-  `LINEAR`, and the other arguments are those of `embedding_bag`.
+  Args:
+    name: one of `LINEAR`.
+    rows: R of each table.
+    dim: D.
+    learning_rate: of rows and dense parameters.
+    lengths: lookups of each table's bags, which `embedding_bag` needs to be
+      equal. None: any number, the same for all tables.
   """
   import torch
 
-  if name == 'embedding_bag':
-    tables = _embedding_bags(rows, dim, learning_rate)
-  else:
-    optimizer = name.removeprefix('fbgemm_') if name != 'fbgemm' else 'sgd'
-    tables = _fbgemm_tables(rows, dim, learning_rate, optimizer)
+  tables = _tables(name, rows, dim, learning_rate)
   layer = torch.nn.Linear(len(rows) * dim, 1)
   pool = tables.pool
 
@@ -164,7 +174,50 @@ def linear(
     logits = layer(torch.cat(pool(examples), 1)).squeeze(1)
     return _entropy(logits, examples)
 
-  return _baseline((loss, [*layer.parameters()]), tables, learning_rate)
+  model = loss, [*layer.parameters()]
+  return _baseline(model, tables, learning_rate, lengths)
+
+
+def dcn(
+  name: str,
+  rows: tuple[int, ...],
+  dim: int,
+  learning_rate: float,
+  lengths: Sequence[int] | None = None,
+  num_dense: int = 13,
+) -> Baseline:
+  """Returns a baseline with the layers of MLPerf's DLRM-DCNv2, by oneDNN.
+
+  The arguments are those of `linear`, and I.
+  """
+  import torch
+
+  tables = _tables(name, rows, dim, learning_rate)
+  layer, width = torch.nn.Linear, DCN_BOTTOM[-1] + len(rows) * dim
+  lower, upper = (
+    [layer(*widths) for widths in itertools.pairwise(mlp)]
+    for mlp in ((num_dense, *DCN_BOTTOM), (width, *DCN_TOP, 1))
+  )
+  downs = [layer(width, DCN_RANK, bias=False) for _ in range(DCN_CROSSES)]
+  ups = [layer(DCN_RANK, width) for _ in range(DCN_CROSSES)]
+  hidden, whole = _onednn_linear_relu(), _onednn_linear()
+  no_bias = torch.zeros(DCN_RANK)
+
+  def loss(examples: Examples) -> 'Tensor':
+    x = examples.dense
+    for one in lower:
+      x = hidden(x, one.weight, one.bias)
+    x = first = torch.cat([x, *tables.pool(examples)], 1)
+    for down, up in zip(downs, ups, strict=True):
+      low = whole(x, down.weight, no_bias)
+      x = torch.addcmul(x, first, whole(low, up.weight, up.bias))
+    for one in upper[:-1]:
+      x = hidden(x, one.weight, one.bias)
+    return _entropy(upper[-1](x).squeeze(1), examples)
+
+  layers = [*lower, *downs, *ups, *upper]
+  parameters = [p for one in layers for p in one.parameters()]
+  return _baseline((loss, parameters), tables, learning_rate, lengths)
 
 
 _Pool = Callable[[Examples], list['Tensor']]  # side by side f32[B, F * D]
@@ -176,6 +229,16 @@ class _Tables(NamedTuple):
   views: Sequence['Tensor']
   optimizers: tuple[Any, ...] = ()
   """Optimizers of the rows. Empty if the backward pass updates them."""
+
+
+def _tables(
+  name: str, rows: tuple[int, ...], dim: int, learning_rate: float
+) -> _Tables:
+  """Returns the tables of a baseline in `LINEAR`."""
+  if name == 'embedding_bag':
+    return _embedding_bags(rows, dim, learning_rate)
+  optimizer = name.removeprefix('fbgemm_') if name != 'fbgemm' else 'sgd'
+  return _fbgemm_tables(rows, dim, learning_rate, optimizer)
 
 
 def _embedding_bags(
@@ -218,9 +281,13 @@ def _fbgemm_tables(
   return _Tables(pool, module.split_embedding_weights())
 
 
-def _prepare(rows: tuple[int, ...], batch: Batch) -> Examples:
+def _prepare(
+  rows: tuple[int, ...], lengths: Sequence[int] | None, batch: Batch
+) -> Examples:
   import torch
 
+  if lengths is not None and len({*lengths}) > 1:
+    return _prepare_uneven(rows, lengths, batch)
   length, rest = divmod(batch.lookups[0].size, len(rows))
   bad = length == 0 or rest > 0
   if not bad:
@@ -238,6 +305,22 @@ def _prepare(rows: tuple[int, ...], batch: Batch) -> Examples:
   lookups = np.ascontiguousarray(ids), starts
   weights = batch.weights / batch.weights.sum()
   arrays = batch.dense, *lookups, batch.labels, weights
+  return Examples(*map(torch.from_numpy, arrays))
+
+
+def _prepare_uneven(
+  rows: tuple[int, ...], lengths: Sequence[int], batch: Batch
+) -> Examples:
+  """Lays out bags whose length depends on the table. Ids are i64[B * K]."""
+  import torch
+
+  firsts = np.repeat(offsets(rows)[:-1], lengths)
+  ids = batch.lookups.reshape(len(batch.labels), -1) - firsts
+  by_table = np.split(ids, np.cumsum(lengths)[:-1], axis=1)
+  starts = np.cumsum([0, *np.repeat(lengths, len(ids))])
+  flat = np.concatenate([own.ravel() for own in by_table])
+  weights = batch.weights / batch.weights.sum()
+  arrays = batch.dense, flat, starts, batch.labels, weights
   return Examples(*map(torch.from_numpy, arrays))
 
 
@@ -286,7 +369,12 @@ def _entropy(logits: 'Tensor', examples: Examples) -> 'Tensor':
   return entropy(logits, labels, weights, reduction='sum')
 
 
-def _baseline(model: _Model, tables: _Tables, rate: float) -> Baseline:
+def _baseline(
+  model: _Model,
+  tables: _Tables,
+  rate: float,
+  lengths: Sequence[int] | None = None,
+) -> Baseline:
   """Adds initial rows, uniform in +-1/sqrt(R) as DLRM's, and the SGD step."""
   import torch
 
@@ -304,7 +392,8 @@ def _baseline(model: _Model, tables: _Tables, rate: float) -> Baseline:
     return loss.detach()
 
   views = [tuple(p.detach() for p in some) for some in (tables.views, dense)]
-  return Baseline(partial(_prepare, tuple(map(len, views[0]))), step, *views)
+  prepare = partial(_prepare, tuple(map(len, views[0])), lengths)
+  return Baseline(prepare, step, *views)
 
 
 def _linear_relu(x: 'Tensor', weight: 'Tensor', bias: 'Tensor') -> 'Tensor':
@@ -314,8 +403,10 @@ def _linear_relu(x: 'Tensor', weight: 'Tensor', bias: 'Tensor') -> 'Tensor':
 
 
 @cache
-def _onednn_linear_relu() -> Callable[..., 'Tensor']:
-  """Returns ReLU of a linear layer: (f32[B, in], weight, bias) -> f32[B, out].
+def _onednn_linear(activation: str = 'none') -> Callable[..., 'Tensor']:
+  """Returns a linear layer: (f32[B, in], weight, bias) -> f32[B, out].
+
+  Its activation is 'none' or 'relu'.
 
   torch's own layer multiplies with MKL, which on AMD does not use AVX-512 and
   takes twice the time of oneDNN. The operator is private and tied to one
@@ -325,21 +416,27 @@ def _onednn_linear_relu() -> Callable[..., 'Tensor']:
 
   onednn = torch.ops.mkldnn._linear_pointwise
 
-  class LinearReLU(torch.autograd.Function):
+  class Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: 'Tensor', weight: 'Tensor', bias: 'Tensor') -> Any:
-      out = onednn(x, weight, bias, 'relu', [], '')
+      out = onednn(x, weight, bias, activation, [], '')
       ctx.save_for_backward(x, weight, out)
       return out
 
     @staticmethod
     def backward(ctx: Any, *grads: 'Tensor') -> Any:
       x, weight, out = ctx.saved_tensors
-      grad = torch.ops.aten.threshold_backward(grads[0], out, 0)
+      grad = grads[0]
+      if activation == 'relu':
+        grad = torch.ops.aten.threshold_backward(grad, out, 0)
       to_x = None  # the dense features need no gradient
       if ctx.needs_input_grad[0]:
         to_x = onednn(grad, weight.t(), None, 'none', [], '')
       to_weight = onednn(grad.t(), x.t(), None, 'none', [], '')
       return to_x, to_weight, grad.sum(0)
 
-  return LinearReLU.apply
+  return Linear.apply
+
+
+def _onednn_linear_relu() -> Callable[..., 'Tensor']:
+  return _onednn_linear('relu')

@@ -6,7 +6,8 @@ batch takes as long as the busiest of
 * the device, which takes a step per trained batch,
 * the source, from which one worker at a time reads and chooses,
 * the workers, which do that and find the unique rows of trained batches,
-* the planner's thread, and the step's thread,
+* the planner's thread, which does their work, too, if there is one worker,
+* the thread that trains,
 * all cores, which share everything but the device's steps.
 
 A share d that is left out saves d of all work on trained batches, and choosing
@@ -42,13 +43,13 @@ class HostMs(NamedTuple):
   read: float = 0.0
   """Reading a batch of the source."""
   choose: float = 0.0
-  """Choosing its examples."""
+  """Choosing its examples, and making batches of those that are kept."""
   find: float = 0.0
   """Finding the unique rows of a trained batch."""
   plan: float = 0.0
   """Planning which of them move."""
   step: float = 0.0
-  """Moving them and starting the step."""
+  """Everything that the thread that trains does for a step."""
 
 
 class Threads(NamedTuple):
@@ -84,16 +85,14 @@ def batch_ms(
     left_out: share of the examples, in [0, 1).
     step_ms: what a step takes the device.
   """
-  read, kept = host.read + host.choose, 1 - left_out
-  trained = host.find + host.plan + host.step
-  return max(
-    kept * step_ms,
-    read,
-    (read + kept * host.find) / threads.workers,
-    kept * host.plan,
-    kept * host.step,
-    (read + kept * trained) / threads.cores,
-  )
+  kept, source = 1 - left_out, host.read + host.choose
+  workers, planner = source + kept * host.find, kept * host.plan
+  ahead = max(source, workers / threads.workers, planner)
+  if threads.workers == 1:
+    ahead = workers + planner
+  trainer = kept * host.step
+  cores = (workers + planner + trainer) / threads.cores
+  return max(kept * step_ms, ahead, trainer, cores)
 
 
 def step_ms_to_pay(host: HostMs, threads: Threads, left_out: float) -> float:
@@ -155,6 +154,7 @@ class HostClock:
     self._steps = collections.deque[_Step](maxlen=_RECENT)
     self._device_ms: list[float] = []
     self._taken, self._skips = 0, False
+    self._stepped = time.thread_time()  # after the last step
 
   @contextlib.contextmanager
   def timed(
@@ -174,7 +174,8 @@ class HostClock:
       wait()
     started, cpu = time.perf_counter(), time.thread_time()
     yield
-    cpu = time.thread_time() - cpu
+    now = time.thread_time()
+    cpu, spent, self._stepped = now - cpu, now - self._stepped, now
     size = item.batch_size or len(item.batch.labels)
     trained = np.count_nonzero(item.batch.weights) / size
     if alone and trained:
@@ -187,7 +188,7 @@ class HostClock:
     if item.dropped and not self._skips:
       self._skips = True
       self._steps.clear()
-    host = prepared._replace(step=1e3 * cpu)
+    host = prepared._replace(step=1e3 * spent)
     parts = item.seen / size, item.dropped / size, trained
     self._steps.append(_Step(host, *parts))
 

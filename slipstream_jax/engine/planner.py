@@ -201,13 +201,16 @@ class UniqueBatch(NamedTuple):
 
 def _read(schedule: Schedule) -> Iterator[tuple[ScheduledBatch, HostMs]]:
   while True:
-    started, chosen = time.thread_time(), schedule.seconds
+    started, before = time.thread_time(), schedule.seconds_reading
     with TraceAnnotation('data'):
       item = next(schedule, None)
     if item is None:
       return
-    choose = 1e3 * (schedule.seconds - chosen)
-    yield item, HostMs(read=_ms_since(started) - choose, choose=choose)
+    spent = HostMs(read=_ms_since(started))
+    if schedule.seconds:  # it chooses
+      read = 1e3 * (schedule.seconds_reading - before)
+      spent = HostMs(read, choose=spent.read - read)
+    yield item, spent
 
 
 def _ms_since(started: float) -> float:

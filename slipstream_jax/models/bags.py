@@ -1,13 +1,14 @@
 """Sums of bags of rows, in the order of lookups.
 
 On a CPU they are kernels (`row_kernels`), and elsewhere XLA's. Both give the
-same bits, wherever floats below 2**-126 become 0.
+same bits, wherever floats below 2**-126 become 0. Where lookups have weights,
+XLA may round a product and its sum together.
 """
 
 from collections.abc import Sequence
 import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,16 @@ from slipstream_jax.types import Rows
 _UNROLLED = 512  # rows of a bag that XLA sums in one loop over the bags
 
 
+class Unsummed(NamedTuple):
+  """Rows whose gradient is not summed: that of their bags' sums is enough."""
+
+  rows: Rows
+  sums: Float[jax.Array, 'B G D']
+  """Receives the gradient of the sums. Its value is not read."""
+
+
 def bag_sums(
-  rows: Rows,
+  rows: Rows | Unsummed,
   inverse: Int[jax.Array, 'B K'],
   lengths: tuple[int, ...],
   shares: Float[jax.Array, 'B K'] | None = None,
@@ -29,15 +38,39 @@ def bag_sums(
   """Sums the rows of each of an example's G bags.
 
   Args:
-    rows: f32[P, D].
+    rows: f32[P, D]. If `Unsummed`, there are no shares.
     inverse: place in `rows` of each lookup, or -1, which adds nothing, i32.
     lengths: columns of each bag.
     shares: factor of each lookup, 0 for padding. None: all are 1.
     portable: whether the compiled program must run where this package is not.
   """
-  if shares is not None or portable or not _has_kernels(rows, inverse):
+  if isinstance(rows, Unsummed):
+    return _unsummed(rows, inverse, lengths)
+  if portable or not _has_kernels(rows, inverse):
     return _by_xla(rows, inverse, lengths, shares)
-  return _by_platform(rows, inverse, lengths)
+  return _by_platform(rows, inverse, shares, lengths)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _unsummed(
+  rows: Unsummed, inverse: jax.Array, lengths: tuple[int, ...]
+) -> jax.Array:
+  return bag_sums(rows.rows, inverse, lengths)
+
+
+def _unsummed_forward(
+  rows: Unsummed, inverse: jax.Array, lengths: tuple[int, ...]
+) -> tuple[jax.Array, Any]:
+  return bag_sums(rows.rows, inverse, lengths), rows.rows
+
+
+def _unsummed_backward(
+  lengths: tuple[int, ...], rows: jax.Array, gradient: jax.Array
+) -> tuple[Unsummed, None]:
+  return Unsummed(jnp.zeros_like(rows), gradient), None
+
+
+_unsummed.defvjp(_unsummed_forward, _unsummed_backward)
 
 
 def _has_kernels(rows: jax.Array, inverse: jax.Array) -> bool:
@@ -47,65 +80,93 @@ def _has_kernels(rows: jax.Array, inverse: jax.Array) -> bool:
   return fits and rows.size > 0 < inverse.size and row_kernels.register()
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _by_platform(
-  rows: jax.Array, inverse: jax.Array, lengths: tuple[int, ...]
+  rows: jax.Array,
+  inverse: jax.Array,
+  shares: jax.Array | None,
+  lengths: tuple[int, ...],
 ) -> jax.Array:
   from slipstream_jax import row_kernels
 
-  def kernel(rows: jax.Array, inverse: jax.Array) -> jax.Array:
+  def kernel(*arrays: jax.Array) -> jax.Array:
     shape = len(inverse), len(lengths), rows.shape[1]
     result = jax.ShapeDtypeStruct(shape, np.float32)
     call = jax.ffi.ffi_call(row_kernels.POOL, result, vmap_method='sequential')
-    return call(rows, inverse, _starts(lengths))
+    return call(*arrays[:2], starts(lengths), *arrays[2:])
 
-  return jax.lax.platform_dependent(
-    rows,
-    inverse,
-    cpu=kernel,
-    default=functools.partial(_by_xla, lengths=lengths),
-  )
+  def by_xla(
+    rows: jax.Array, inverse: jax.Array, *weighted: jax.Array
+  ) -> jax.Array:
+    return _by_xla(rows, inverse, lengths, *weighted)
+
+  arrays = (rows, inverse) if shares is None else (rows, inverse, shares)
+  return jax.lax.platform_dependent(*arrays, cpu=kernel, default=by_xla)
 
 
 def _forward(
-  rows: jax.Array, inverse: jax.Array, lengths: tuple[int, ...]
+  rows: jax.Array,
+  inverse: jax.Array,
+  shares: jax.Array | None,
+  lengths: tuple[int, ...],
 ) -> tuple[jax.Array, Any]:
-  return _by_platform(rows, inverse, lengths), (inverse, rows)
+  kept = rows, inverse, shares
+  return _by_platform(*kept, lengths), kept
 
 
 def _backward(
   lengths: tuple[int, ...], kept: Any, gradient: jax.Array
-) -> tuple[jax.Array, None]:
+) -> tuple[jax.Array, None, jax.Array | None]:
   from slipstream_jax import row_kernels
 
-  inverse, rows = kept
+  rows, inverse, shares = kept
+  weighted = [] if shares is None else [shares]
 
-  def kernel(gradient: jax.Array, inverse: jax.Array) -> jax.Array:
+  def kernel(gradient: jax.Array, *arrays: jax.Array) -> jax.Array:
+    numbers = jax.ShapeDtypeStruct((inverse.size,), np.int32)
     results = (
       jax.ShapeDtypeStruct(rows.shape, np.float32),
       jax.ShapeDtypeStruct(rows.shape[:1], np.int32),
-      jax.ShapeDtypeStruct((inverse.size,), np.int32),
+      numbers,
+      *[numbers.update(dtype=np.float32)] * len(weighted),
     )
     call = jax.ffi.ffi_call(
       row_kernels.SPREAD, results, vmap_method='sequential'
     )
-    return call(gradient, inverse, _starts(lengths))[0]
+    return call(gradient, arrays[0], starts(lengths), *arrays[1:])[0]
 
-  def by_xla(gradient: jax.Array, inverse: jax.Array) -> jax.Array:
-    # Linear, so no value of the rows is read.
-    _, back = jax.vjp(lambda rows: _by_xla(rows, inverse, lengths), rows)
-    return back(gradient)[0]
+  def by_xla(gradient: jax.Array, *arrays: jax.Array) -> jax.Array:
+    return spread(rows, gradient, arrays[0], lengths, *arrays[1:])
 
   to_rows = jax.lax.platform_dependent(
-    gradient, inverse, cpu=kernel, default=by_xla
+    gradient, inverse, *weighted, cpu=kernel, default=by_xla
   )
-  return to_rows, None
+  if shares is None:
+    return to_rows, None, None
+  # A step has no use for it, and XLA then leaves it out.
+  _, back = jax.vjp(lambda x: _by_xla(rows, inverse, lengths, x), shares)
+  return to_rows, None, back(gradient)[0]
 
 
 _by_platform.defvjp(_forward, _backward)
 
 
-def _starts(lengths: Sequence[int]) -> np.ndarray:
+def spread(
+  rows: Rows,
+  sums: Float[jax.Array, 'B G D'],
+  inverse: Int[jax.Array, 'B K'],
+  lengths: tuple[int, ...],
+  shares: Float[jax.Array, 'B K'] | None = None,
+) -> Rows:
+  """Returns the gradient of rows from that of their bags' sums, by XLA."""
+  # Linear, so no value of the rows is read.
+  _, back = jax.vjp(lambda rows: _by_xla(rows, inverse, lengths, shares), rows)
+  gradient: jax.Array = back(sums)[0]
+  return gradient
+
+
+def starts(lengths: Sequence[int]) -> np.ndarray:
+  """Returns the first column of each bag, and the end of the last, i32."""
   return np.cumsum([0, *lengths], dtype=np.int32)
 
 

@@ -9,13 +9,13 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.models.bags import bag_sums, cut
+from slipstream_jax.models.bags import bag_sums, cut, Unsummed
 from slipstream_jax.tables import Feature
 from slipstream_jax.types import Embeddings, Rows
 
 
 def embed(
-  rows: Rows,
+  rows: Rows | Unsummed,
   inverse: Int[jax.Array, 'B K'],
   features: Mapping[str, Feature],
   weights: Float[jax.Array, 'B K'] | None = None,
@@ -24,7 +24,7 @@ def embed(
   """Looks up rows and pools bags.
 
   Args:
-    rows: the batch's unique rows, f32[U, D].
+    rows: the batch's unique rows, f32[U, D], as in `bag_sums`.
     inverse: place in `rows` of each lookup, i32, `max_length` columns for each
       feature. Padding is -1 and adds nothing, whatever its weight.
     features: the features of those columns, in their order.
@@ -55,9 +55,7 @@ def embed(
     is_weighted.append(own is not None)
     shares.append(_shares(run, inverse[:, start:end] >= 0, own))
     start = end
-  lengths = tuple(
-    length for _, bags, length in (x.shape for x in shares) for _ in range(bags)
-  )
+  lengths = bag_lengths(list(features.values()))
   whole = None
   if any(is_weighted):
     whole = jnp.concatenate([x.reshape(len(x), -1) for x in shares], axis=1)
@@ -70,6 +68,19 @@ def embed(
     pooled = _pooled(run, part, counts, own_weights)
     by_name |= zip(names, pooled, strict=True)
   return by_name
+
+
+def bag_lengths(features: Sequence[Feature]) -> tuple[int, ...]:
+  """Returns the columns of each bag. Without a combiner each lookup is one."""
+  return tuple(
+    length
+    for feature in features
+    for length in (
+      (1,) * feature.max_length
+      if feature.combiner == 'none'
+      else (feature.max_length,)
+    )
+  )
 
 
 def _shares(

@@ -149,9 +149,10 @@ class Schedule(abc.ABC):
 
   Attributes:
     seconds: CPU time spent on deciding and choosing so far. Read at any time.
+    seconds_reading: CPU time of the source, where examples are chosen.
   """
 
-  seconds = 0.0
+  seconds = seconds_reading = 0.0
 
   def __init__(self, source: BatchSource) -> None:
     """Takes over `source`."""

@@ -170,7 +170,9 @@ class Slipstream(Schedule):
     position = self._source.get_state()
     if self._read == self._batches:
       return False
+    started = time.thread_time()
     batch = next(self._source, None)
+    self.seconds_reading += time.thread_time() - started
     if batch is None:
       return False
     # Examples that look up cold rows only are not skipped.

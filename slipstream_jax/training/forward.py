@@ -10,6 +10,7 @@ import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.models.adapters import adapt, Inputs
+from slipstream_jax.models.bags import Unsummed
 from slipstream_jax.models.embedding import embed
 from slipstream_jax.models.losses import check_logits, example_losses
 from slipstream_jax.tables import TableSet
@@ -17,7 +18,7 @@ from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import Batch, RealLookups
 
 # An underscore: the size differs from group to group.
-GroupRows = tuple[Float[jax.Array, '_P _D'], ...]
+GroupRows = tuple[Float[jax.Array, '_P _D'] | Unsummed, ...]
 """Per group, a batch's unique rows."""
 
 Inverses = tuple[Int[jax.Array, 'B _K'], ...]
@@ -73,6 +74,9 @@ def forward(
     embeddings = {name: rows[name] for name in recipe.tables.features}
     real = {name: inverses[name] for name in recipe.tables.features}
   else:
+    # XLA may round weighted lookups otherwise than the kernels. So predictions
+    # take the program that is exported.
+    portable |= weights is None and lookup_weights is not None
     embeddings, real = pool(
       recipe.tables, rows, inverses, lookup_weights, portable
     )
@@ -157,7 +161,7 @@ def pool(
     if weights is not None and len(group.columns) < tables.num_columns:
       weights = weights[:, np.array(group.columns)]
     features = {name: tables.features[name] for name in group.features}
-    block = block.astype(jnp.float32)
+    block = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), block)
     embeddings |= embed(block, inverse, features, weights, portable)
     for name, (start, end) in zip(group.features, group.spans, strict=True):
       real[name] = inverse[:, start:end] >= 0

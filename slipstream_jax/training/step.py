@@ -1,5 +1,6 @@
 """Functions of one training step, and the state before the first one."""
 
+from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device
 from slipstream_jax.errors import running_optimizer, UserError
 from slipstream_jax.models.adapters import adapt, Inputs
 from slipstream_jax.tables import TableSet
+from slipstream_jax.training import fused
 from slipstream_jax.training.forward import (
-  GroupRows,
   Inverses,
   named_dense,
   passes,
@@ -57,10 +58,11 @@ def step(
     The next state, the changed rows, the loss to report, and per group which
     rows it touched.
   """
-  rows = tuple(block.rows for block in blocks)
+  rows = fused.rows(recipe, blocks, inverses)
   new_state, row_grads, loss = gradients(
     recipe, state, rows, inverses, batch, batches_seen
   )
+  row_grads = fused.with_bags(recipe, row_grads, inverses)
   good = None
   if recipe.skips_bad_steps:
     good = _is_finite(loss, new_state.params, row_grads)
@@ -163,7 +165,7 @@ def update_rows(
   recipe: Recipe,
   layouts: tuple[RowStateLayout, ...],
   blocks: Blocks,
-  gradients: tuple[Float[jax.Array, '_P _D'], ...],
+  gradients: tuple[fused.Gradient, ...],
   row_globals: RowGlobals,
   row_weights: RowWeights,
   frozen: Masks,
@@ -192,26 +194,55 @@ def update_rows(
   for number, (group, layout, block, grads, leaves, weights, mask) in enumerate(
     of_groups
   ):
-    optimizer = optax.with_extra_args_support(recipe.optimizer_of(group))
-    before = block.rows.astype(jnp.float32)
-    updates, row_state = optimizer.update(
-      grads,
-      join(layout, block.state, leaves),
-      before,
-      batches_seen=batches_seen,
-      example_weight=weights,
-      value=loss,
+    optimizer = recipe.optimizer_of(group)
+    arguments = {
+      'batches_seen': batches_seen,
+      'example_weight': weights,
+      'value': loss,
+    }
+    state = join(layout, block.state, leaves)
+    by_chain = functools.partial(
+      _update_by_chain,
+      optimizer,
+      layout,
+      block,
+      state,
+      mask,
+      arguments,
+      functools.partial(_rounded, step=step, group=number),
     )
-    own, leaves = split(layout, row_state)
-    rows = optax.apply_updates(before, updates)
-    if block.rows.dtype != rows.dtype:
-      rows = _rounded(rows, block.rows.dtype, step, number)
-    # Updates tell which rows were touched. Rounding to half precision may
-    # leave a touched row as it was.
-    new_block = _keep(mask, block, RowBlock(rows, own))
-    results.append((new_block, leaves, touched_rows(updates)))
+    known = fused.known(optimizer, block)
+    if known is None:
+      results.append(by_chain(grads))
+    else:
+      results.append(fused.update(known, block, state, grads, mask, by_chain))
   new_blocks, row_globals, touched = zip(*results, strict=True)
   return new_blocks, row_globals, touched
+
+
+def _update_by_chain(
+  optimizer: optax.GradientTransformation,
+  layout: RowStateLayout,
+  block: RowBlock,
+  state: optax.OptState,
+  frozen: Bool[jax.Array, ' _P'],
+  arguments: dict[str, jax.Array],
+  rounded: Callable[..., Rows],
+  gradient: Float[jax.Array, '_P _D'],
+) -> tuple[RowBlock, tuple[jax.Array, ...], Bool[jax.Array, ' _P']]:
+  """Updates a group's rows by its optimizer. Returns as `update_rows`."""
+  before = block.rows.astype(jnp.float32)
+  updates, state = optax.with_extra_args_support(optimizer).update(
+    gradient, state, before, **arguments
+  )
+  own, row_globals = split(layout, state)
+  rows = optax.apply_updates(before, updates)
+  if block.rows.dtype != rows.dtype:
+    rows = rounded(rows, block.rows.dtype)
+  # Updates tell which rows were touched. Rounding to half precision may leave a
+  # touched row as it was.
+  new_block = _keep(frozen, block, RowBlock(rows, own))
+  return new_block, row_globals, touched_rows(updates)
 
 
 def _keep(frozen: Bool[jax.Array, ' P'], old: RowBlock, new: RowBlock) -> Any:
@@ -379,7 +410,7 @@ def make_host_update(
 
 def _spread(
   tables: TableSet,
-  rows: GroupRows,
+  rows: tuple[Float[jax.Array, '_P _D'], ...],
   inverses: Inverses,
   weights: Float[jax.Array, 'B ...'] | None,
   gradients: dict[str, jax.Array],

@@ -171,6 +171,36 @@ def _per_row(values: jax.Array, like: jax.Array) -> jax.Array:
   return values.reshape(values.shape + (1,) * (like.ndim - 1))
 
 
+class KnownUpdate:
+  """Update of a chain of rows f32[U, D] that a kernel may compute instead.
+
+  Attributes:
+    learning_rate: of the chain's last transformation.
+    eps: what row-wise Adagrad, the only one before it, adds to the root. None:
+      there is none before it.
+  """
+
+  def __init__(
+    self,
+    update: Callable[..., Any],
+    learning_rate: optax.ScalarOrSchedule,
+    eps: jax.typing.ArrayLike | None = None,
+  ) -> None:
+    """Wraps the chain's update."""
+    self._update, self.learning_rate, self.eps = update, learning_rate, eps
+
+  def __call__(self, *args: Any, **extra_args: Any) -> Any:
+    """Runs the chain's update."""
+    return self._update(*args, **extra_args)
+
+  def scale(self, state: optax.OptState) -> tuple[jax.Array, optax.OptState]:
+    """Returns minus the learning rate, f32[], and its schedule's next state."""
+    factor, state = optax.scale_by_learning_rate(self.learning_rate).update(
+      jnp.ones((), jnp.float32), state
+    )
+    return jnp.asarray(factor), state
+
+
 def stochastic_round(
   values: Float[jax.Array, '...'],
   dtype: jax.typing.DTypeLike,
@@ -207,7 +237,8 @@ def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
     UserError: the learning rate is negative, infinite or NaN.
   """
   check_learning_rate(learning_rate, 'sgd')
-  return optax.chain(optax.scale_by_learning_rate(learning_rate))
+  chain = optax.chain(optax.scale_by_learning_rate(learning_rate))
+  return chain._replace(update=KnownUpdate(chain.update, learning_rate))
 
 
 def adagrad(
@@ -238,10 +269,11 @@ def rowwise_adagrad(
     UserError: the learning rate is negative, infinite or NaN.
   """
   check_learning_rate(learning_rate, 'rowwise_adagrad')
-  return optax.chain(
+  chain = optax.chain(
     scale_by_rowwise_adagrad(initial_accumulator_value, eps),
     optax.scale_by_learning_rate(learning_rate),
   )
+  return chain._replace(update=KnownUpdate(chain.update, learning_rate, eps))
 
 
 def lazy_adam(

@@ -38,7 +38,6 @@ def simulated_ms(host, threads, left_out, step_ms):
   lock, queued = [False], [0.0]
   numbers, found, planned, done = itertools.count(), {}, [], []
   read = itertools.count()
-  ended = []
 
   def worker():
     while True:
@@ -47,7 +46,6 @@ def simulated_ms(host, threads, left_out, step_ms):
       lock[0] = True
       while queued[0] < 1:
         if next(read) >= COUNT:
-          ended.append(True)
           lock[0] = False
           return
         yield host.read + host.choose
@@ -67,6 +65,20 @@ def simulated_ms(host, threads, left_out, step_ms):
       yield host.plan
       planned.append(number)
 
+  def alone():
+    while True:
+      while len(planned) > 2:
+        yield lambda: len(planned) <= 2
+      while queued[0] < 1:
+        if next(read) >= COUNT:
+          return
+        yield host.read + host.choose
+        queued[0] += 1 - left_out
+      queued[0] -= 1
+      yield host.find
+      yield host.plan
+      planned.append(0)
+
   def stepper():
     while True:
       while not planned:
@@ -78,8 +90,10 @@ def simulated_ms(host, threads, left_out, step_ms):
         yield lambda until=before: now >= until
       done.append(now)
 
-  waiting = [worker() for _ in range(threads.workers)] + [planner(), stepper()]
-  tasks = [[thread, 0.0, None] for thread in waiting]
+  ahead = [alone()]
+  if threads.workers > 1:
+    ahead = [worker() for _ in range(threads.workers)] + [planner()]
+  tasks = [[thread, 0.0, None] for thread in [*ahead, stepper()]]
   idle = 0
   while idle < 1000:
     running = 0

@@ -142,6 +142,22 @@ def test_linear_baselines_train_bags():
     np.testing.assert_allclose(numpy_dense(baseline)[0], changed, atol=1e-6)
 
 
+@pytest.mark.parametrize('name', baselines.LINEAR[1:])
+def test_bags_of_several_lengths_are_summed(name):
+  first = make_batch()
+  lengths = 2, *[1] * (len(ROWS) - 1)
+  bags = np.concatenate([make_batch(1).lookups[:, :1], first.lookups], axis=1)
+  batch = first._replace(lookups=bags)
+  for make in baselines.linear, baselines.dcn:
+    baseline = make(name, ROWS, 4, 0.05, lengths)
+    rows = numpy_rows(baseline)
+    losses = [float(baseline.step(baseline.prepare(batch))) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    used = np.unique(bags)
+    moved = (numpy_rows(baseline) != rows).any(axis=1)
+    assert set(np.flatnonzero(moved)) == set(used)
+
+
 def test_onednn_layer_has_the_gradients_of_torch():
   torch = pytest.importorskip('torch')
   generator = torch.Generator().manual_seed(0)

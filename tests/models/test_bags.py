@@ -102,6 +102,44 @@ def test_kernels_have_the_bits_of_xla(
     np.testing.assert_array_equal(*bits)
 
 
+@pytest.mark.parametrize('threads', [1, 3])
+@pytest.mark.parametrize('dim', [3, 16, 17, 64, 144])
+def test_factors_are_applied_in_the_order_of_lookups(dim, threads, limits):
+  limits[:] = threads, 1
+  lengths, rng = (20, 1, 3), np.random.default_rng(0)
+  inverse = (30 * rng.random((16, 24)) ** 3).astype(np.int32)
+  inverse[rng.random(inverse.shape) < 0.2] = -1
+  shares = rng.normal(size=inverse.shape).astype(np.float32)
+  rows = rng.normal(size=(30, dim)).astype(np.float32)
+  cotangents = rng.normal(size=(16, 3, dim)).astype(np.float32)
+  sums, gradient = np.zeros_like(cotangents), np.zeros_like(rows)
+  bag_of = np.repeat(range(3), lengths)
+  for b, column in np.ndindex(inverse.shape):
+    row, share = inverse[b, column], shares[b, column]
+    bag = b, bag_of[column]
+    if row >= 0:
+      sums[bag] += share * rows[row]
+      gradient[row] += share * cotangents[bag]
+
+  def both(portable, rows, inverse, shares, cotangents):
+    def function(rows, shares):
+      return bag_sums(rows, inverse, lengths, shares, portable)
+
+    return *jax.vjp(function, rows, shares)[1](cotangents), function(
+      rows, shares
+    )
+
+  arrays = jax.device_put((rows, inverse, shares, cotangents))
+  by_xla, by_kernel = (
+    jax.jit(both, static_argnums=0)(portable, *arrays)
+    for portable in (True, False)
+  )
+  np.testing.assert_array_equal(by_kernel[0], gradient)
+  np.testing.assert_array_equal(by_kernel[2], sums)
+  for one, other in zip(by_xla, by_kernel, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_kernels_are_in_use_where_they_can_be():
   rows = jax.ShapeDtypeStruct((9, 4), jnp.float32)
   inverse = jax.ShapeDtypeStruct((2, 5), jnp.int32)
@@ -119,7 +157,7 @@ def test_kernels_are_in_use_where_they_can_be():
     assert row_kernels.POOL not in on_gpu.as_text()
   shares = jax.ShapeDtypeStruct((2, 5), jnp.float32)
   weighted = jax.jit(lambda *arrays: bag_sums(*arrays[:2], (2, 3), arrays[2]))
-  assert row_kernels.POOL not in weighted.lower(rows, inverse, shares).as_text()
+  assert row_kernels.POOL in weighted.lower(rows, inverse, shares).as_text()
 
 
 def test_threads_of_python_share_the_kernels(limits):

@@ -37,7 +37,7 @@ def test_an_output_that_cannot_be_written_is_refused_first(tmp_path):
 def test_embeddings_alone_are_timed_under_each_placement(tmp_path):
   command = [sys.executable, '-m', 'experiments.bench.embedding']
   output = tmp_path / 'figures.json'
-  small = ['--dims=4', '--lookups=2', '--batch=8', '--most_rows=200']
+  small = ['--dims=4', '--lookups=2,mlperf', '--batch=8', '--most_rows=200']
   short = ['--rounds=1', '--steps=3', '--optimizers=sgd', f'--output={output}']
   done = finished([*command, *small, *short])
   assert (done.returncode, done.stderr) == (0, '')
@@ -46,3 +46,5 @@ def test_embeddings_alone_are_timed_under_each_placement(tmp_path):
   who = {line['who'] for line in lines}
   assert who > {'resident', 'pinned 10 %', 'cached 1 %', 'streamed'}
   assert all(line['best turn'] >= line['median'] > 0 for line in lines)
+  assert {line['lookups'] for line in lines} == {'2', 'mlperf'}
+  assert all(line['of copy rate'] > 0 for line in lines)
