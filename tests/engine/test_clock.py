@@ -229,10 +229,11 @@ def test_some_steps_are_taken_alone_while_examples_are_left_out(monkeypatch):
 
   one = HostClock(Threads(1, 1))
   for _ in range(120):
-    timed(one, HostMs(read=1.0), 200, 0, wait=wait, work=work)
+    # A scorer learns before anything is left out.
+    timed(one, HostMs(read=1.0, choose=5.0), 200, 0, wait=wait, work=work)
   assert not waits
   assert one.payoff() is None
-  assert one.host_ms() == pytest.approx((0.5, 0, 0, 0, 3))
+  assert one.host_ms() == pytest.approx((0.5, 2.5, 0, 0, 3))
   spent = HostMs(read=1.0, choose=2.0)
   for _ in range(100):
     timed(one, spent, 200, 150, trained=50, wait=wait, work=work)
