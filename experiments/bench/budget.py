@@ -24,6 +24,7 @@ from experiments.bench.runner import Item
 from experiments.common import datasets
 from experiments.common.progress import Bar
 from slipstream_jax.engine.buffers import to_host, to_step
+from slipstream_jax.engine.clock import step_ms_to_pay
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
 from slipstream_jax.schedules.phases import Phases
@@ -252,7 +253,8 @@ def rates_skipping(
           ms, host = spent[:2] * count
           turn += [x * size / seen for x in (ms, host, choosing)]
         turns.append(turn)
-      least = part.clock.step_ms_to_pay()
+      one, none = part.clock, whole.clock.host_ms()
+      least = step_ms_to_pay(one.host_ms(), none, one.threads, one.left_out)
     whole_ms, cpu, _, ms, skip_cpu, choosing = np.median(
       turns[_TURNS:], axis=0
     ).tolist()

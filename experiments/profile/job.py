@@ -278,10 +278,10 @@ def _payoff(
   None if the data ends before that is measured.
   """
   skip = config.skip
-  skip.warm_up_batches = 0
+  skip.warm_up_batches = 30  # so that whole batches are measured, too
   if skip.drop == 'auto':  # what it finds later is not known
     skip.drop = Skip().drop
-  steps += skip.window_batches + skip.settle_batches
+  steps += skip.warm_up_batches + skip.window_batches + skip.settle_batches
   pinned = picked.placement == 'pinned'
   hot = picked.rows if pinned else config.hot.bytes // row_bytes
   trainer = _trainer(config, data, picked, sample, hot)

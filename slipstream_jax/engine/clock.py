@@ -10,10 +10,12 @@ batch takes as long as the busiest of
 * the thread that trains,
 * all cores, which share everything but the device's steps.
 
-A share d that is left out saves d of all work on trained batches, and choosing
-is paid for each batch of the source. Assumptions: batches are prepared ahead,
-work grows with the examples of a batch, threads wait for each other in no other
-way, and a device has a processor of its own. What JAX's threads, a source's own
+A share d that is left out saves d of the trained batches, and choosing is paid
+for each batch of the source. A batch of chosen examples may take the host
+longer, as they look up rarer rows, so batches are also measured before any
+example is left out. Assumptions: batches are prepared ahead, work grows with
+the examples of a batch, threads wait for each other in no other way, and a
+device has a processor of its own. What JAX's threads, a source's own
 threads and those that help to copy rows spend is not counted.
 
 Figures are of the processor's time, so they hold while other programs run. No
@@ -34,6 +36,7 @@ from slipstream_jax.schedules.base import ScheduledBatch
 _RECENT = 1000  # steps that figures are of
 _ALONE = 50  # steps from one that the device takes alone to the next
 _SAMPLES = 20  # such steps, as each lets the device wait
+_WHOLE = 20  # batches that tell what one takes from which nothing is left out
 _RARE = 0.02  # share of the slowest choices, in which programs are compiled
 
 
@@ -95,36 +98,49 @@ def batch_ms(
   return max(kept * step_ms, ahead, trainer, cores)
 
 
-def step_ms_to_pay(host: HostMs, threads: Threads, left_out: float) -> float:
+def step_ms_to_pay(
+  host: HostMs, whole: HostMs, threads: Threads, left_out: float
+) -> float:
   """Returns the device's step below which choosing does not pay, in ms.
 
-  The arguments are those of `batch_ms`.
+  Args:
+    host: as for `batch_ms`, like the last two.
+    whole: the same where nothing is chosen or left out.
+    threads: that do it.
+    left_out: share of the examples.
   """
   # With a step of T ms, skipping takes max((1 - d) T, some), and no skipping
   # max(T, none). If some < none, that is always less, else only if T > some.
   some = batch_ms(host, threads, left_out, 0.0)
-  none = batch_ms(host._replace(choose=0.0), threads, 0.0, 0.0)
+  none = batch_ms(whole, threads, 0.0, 0.0)
   return some if some >= none else 0.0
 
 
 def payoff(
-  host: HostMs, threads: Threads, left_out: float, step_ms: float, on_host: bool
+  host: HostMs,
+  whole: HostMs,
+  threads: Threads,
+  left_out: float,
+  step_ms: float,
+  on_host: bool,
 ) -> Payoff:
   """Returns whether skipping pays.
 
   Args:
-    host: as for `batch_ms`, like the next three.
+    host: as for `step_ms_to_pay`, like the next three.
+    whole: where nothing is left out.
     threads: that do it.
     left_out: share of the examples.
     step_ms: what a step takes the device.
     on_host: whether the device is the host's own processor. Then a step also
       takes the time of its thread and of the cores.
   """
-  least = step_ms_to_pay(host, threads, left_out)
+  least = step_ms_to_pay(host, whole, threads, left_out)
   pays = step_ms > least
   if on_host:
     host = host._replace(step=host.step + step_ms)
-    none = batch_ms(host._replace(choose=0.0), threads, 0.0, 0.0)
+    whole = whole._replace(step=whole.step + step_ms)
+    none = batch_ms(whole, threads, 0.0, 0.0)
     pays = pays or batch_ms(host, threads, left_out, 0.0) < none
   return Payoff(left_out, step_ms, least, pays)
 
@@ -146,11 +162,17 @@ class HostClock:
   """Collects measurements of the latest steps of a training loop.
 
   Once a step comes after examples that were left out, only such steps count.
+
+  Attributes:
+    threads: that do the work.
+    whole: what batches took before examples were left out, without choosing.
+      None if there were too few.
   """
 
   def __init__(self, threads: Threads) -> None:
     """Starts without measurements."""
     self.threads = threads
+    self.whole: HostMs | None = None
     self._steps = collections.deque[_Step](maxlen=_RECENT)
     self._device_ms: list[float] = []
     self._taken, self._skips = 0, False
@@ -187,6 +209,8 @@ class HostClock:
       return
     if item.dropped and not self._skips:
       self._skips = True
+      if len(self._steps) >= _WHOLE:
+        self.whole = self.host_ms()._replace(choose=0.0)
       self._steps.clear()
     host = prepared._replace(step=1e3 * spent)
     parts = item.seen / size, item.dropped / size, trained
@@ -218,14 +242,11 @@ class HostClock:
       *map(float, (np.median(read), usual.mean(), find, plan, step))
     )
 
-  def step_ms_to_pay(self) -> float:
-    """Returns the function's result for these measurements."""
-    return step_ms_to_pay(self.host_ms(), self.threads, self.left_out)
-
   def payoff(self) -> Payoff | None:
     """Returns whether skipping pays. None if too few steps tell."""
     if len(self._steps) < _ALONE or not self._device_ms:
       return None
-    step_ms = float(np.median(self._device_ms))
+    host, step_ms = self.host_ms(), float(np.median(self._device_ms))
+    whole = self.whole or host._replace(choose=0.0)
     on_host = jax.default_backend() == 'cpu'
-    return payoff(self.host_ms(), self.threads, self.left_out, step_ms, on_host)
+    return payoff(host, whole, self.threads, self.left_out, step_ms, on_host)

@@ -145,7 +145,7 @@ def test_any_thread_can_be_the_busiest(phase):
 def test_choosing_pays_from_that_step_on(seed):
   host, threads, left_out = drawn(seed)
   none = host._replace(choose=0.0)
-  least = clock.step_ms_to_pay(host, threads, left_out)
+  least = clock.step_ms_to_pay(host, none, threads, left_out)
   for step_ms in np.arange(0.005, 20, 0.01).tolist():
     some = clock.batch_ms(host, threads, left_out, step_ms)
     pays = some < clock.batch_ms(none, threads, 0.0, step_ms)
@@ -158,20 +158,24 @@ def test_choosing_pays_from_that_step_on(seed):
 
 def test_choosing_that_costs_nothing_always_pays():
   host = HostMs(read=0.1, find=1.0, plan=1.0, step=1.0)
-  assert clock.step_ms_to_pay(host, Threads(2, 2), 0.3) == 0
+  assert clock.step_ms_to_pay(host, host, Threads(2, 2), 0.3) == 0
   # One thread reads, so a batch takes that long, however few are trained.
   reads = host._replace(read=5.0)
-  assert clock.step_ms_to_pay(reads, Threads(2, 2), 0.3) == 5
+  assert clock.step_ms_to_pay(reads, reads, Threads(2, 2), 0.3) == 5
+  # Batches of chosen examples take longer, so leaving some out saves nothing.
+  slower = host._replace(find=2.0, plan=2.0, step=2.0)
+  assert clock.step_ms_to_pay(slower, host, Threads(2, 2), 0.3) > 2
 
 
 def test_a_step_on_the_host_takes_its_cores():
-  host, threads = HostMs(choose=1.0, step=1.0), Threads(1, 2)
-  own = clock.payoff(host, threads, 0.5, 0.8, on_host=False)
+  host, whole = HostMs(choose=1.0, step=1.0), HostMs(step=1.0)
+  rest = Threads(1, 2), 0.5, 0.8
+  own = clock.payoff(host, whole, *rest, on_host=False)
   assert own == (0.5, 0.8, 1.0, False)
   # One thread spends 1.8 ms without skipping, and 0.9 ms, less than 1, with it.
-  assert clock.payoff(host, threads, 0.5, 0.8, on_host=True).pays
+  assert clock.payoff(host, whole, *rest, on_host=True).pays
   costly = host._replace(choose=2.0)
-  assert not clock.payoff(costly, threads, 0.5, 0.8, on_host=True).pays
+  assert not clock.payoff(costly, whole, *rest, on_host=True).pays
 
 
 def timed(one, spent, seen, dropped, *, trained=100, wait=bool, work=bool):
@@ -233,6 +237,7 @@ def test_some_steps_are_taken_alone_while_examples_are_left_out(monkeypatch):
   for _ in range(100):
     timed(one, spent, 200, 150, trained=50, wait=wait, work=work)
   timed(one, HostMs(read=9.0), 200, 0)  # the time of skipping is over
+  assert one.whole == pytest.approx((0.5, 0, 0, 0, 3))
   assert len(waits) == 4  # before and after each of two steps
   for _ in range(2000):
     timed(one, spent, 200, 150, trained=50, wait=wait, work=work)

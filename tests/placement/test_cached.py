@@ -135,6 +135,20 @@ def test_low_keys_may_be_guessed_from_few_slots(eviction, ahead, monkeypatch):
   assert_equals_oracle(eviction, long_run(eviction, 90, ahead))
 
 
+def test_few_plans_look_at_all_slots_though_known_batches_use_all(monkeypatch):
+  module = importlib.import_module('slipstream_jax.placement.cached')
+  lowest, calls = module._lowest, []
+  monkeypatch.setattr(
+    module, '_lowest', lambda *args: calls.append(1) or lowest(*args)
+  )
+  rng, ahead = np.random.default_rng(0), 7
+  batches = [rng.choice(900, (40, 1), replace=False) for _ in range(8)]
+  run = 200, ahead, 900, None, [(rows, KEEP) for rows in batches * 20]
+  plans = [plan for plan, _, _ in plans_of('look_ahead', run)]
+  assert sum(len(plan.load) for plan in plans) > 10 * len(plans)
+  assert len(calls) < len(plans) / 4
+
+
 @pytest.mark.parametrize('eviction', ['lfu', 'look_ahead'])
 def test_order_of_counts_survives_their_scaling(eviction):
   capacity, ahead, num_rows, hot, batches = long_run(eviction, 40, 2)
