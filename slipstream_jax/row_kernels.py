@@ -309,6 +309,7 @@ _JOB = np.dtype(
       *('next', 'chunks', 'kind', 'source', 'inverse', 'starts', 'out'),
       *('ends', 'order', 'examples', 'columns', 'bags', 'rows', 'dim'),
       *('factors', 'ordered', 'frozen', 'touched', 'squares', 'numbers'),
+      *('others', 'more'),
     )
   ]
 )
@@ -476,15 +477,27 @@ def _take_chunk(job: Any, first: int, end: int) -> None:
   """Copies rows of `dim` bytes from their places. 0 where there is none."""
   places, nbytes = _ints(job.inverse, job.examples), job.dim
   for i in range(first, end):
-    ahead = max(0, min(places[min(i + _AHEAD, end - 1)], job.rows - 1))
-    soon = job.source + nbytes * np.int64(ahead)
+    soon = _place(job, places[min(i + _AHEAD, end - 1)])
     for line in range(0, nbytes, 64):
       _prefetch(soon + line)
-    if 0 <= places[i] < job.rows:
-      row = job.source + nbytes * np.int64(places[i])
-      _copy(row, nbytes, job.out + nbytes * i)
+    row, out = _place(job, places[i]), job.out + nbytes * i
+    if row != 0:
+      _copy(row, nbytes, out)
     else:
-      _bytes(job.out + nbytes * i, nbytes)[:] = 0
+      _bytes(out, nbytes)[:] = 0
+
+
+@_inline
+@no_type_check
+def _place(job: Any, place: int) -> int:
+  """Returns the address of a row, or of one of the others after it, or 0."""
+  place = np.int64(place)
+  address = 0
+  if 0 <= place < job.rows:
+    address = job.source + job.dim * place
+  elif 0 <= place - job.rows < job.more:
+    address = job.others + job.dim * (place - job.rows)
+  return address
 
 
 @intrinsic
@@ -692,7 +705,8 @@ def _update(frame: int) -> int:
 def _take(frame: int) -> int:
   """Maps rows [C, ...], places i32[P] and i32[1], bytes of a row, to [P, ...].
 
-  A place outside of the rows gives 0.
+  A fourth operand has rows [S, ...] that follow on those. A place outside of
+  them gives 0.
   """
   if _only_asks(frame):
     return 0
@@ -703,5 +717,8 @@ def _take(frame: int) -> int:
   job.inverse, job.examples = _data(places), _shape(places)[0]
   job.out = _data(_result(frame, 0))
   job.dim = _ints(_data(_operand(frame, 2)), 1)[0]
+  if _operands(frame) == 4:
+    others = _operand(frame, 3)
+    job.others, job.more = _data(others), _shape(others)[0]
   _run(jobs, job.dim * job.examples)
   return 0

@@ -25,5 +25,8 @@ def test_rows_are_taken_as_they_are_and_zeros_where_there_is_none(
   try:
     block = apply.gather_slots(*jax.device_put((RowBlock(table, ()), slots)))
     np.testing.assert_array_equal(np.asarray(block.rows), padded[slots])
+    parts = RowBlock(table[:20], ()), RowBlock(table[20:], ())
+    joined = apply.join(*jax.device_put((*parts, slots)))
+    np.testing.assert_array_equal(np.asarray(joined.rows), padded[slots])
   finally:
     row_kernels.limits[:] = limits
