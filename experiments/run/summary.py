@@ -177,11 +177,17 @@ def cost_in_words(summary: dict[str, Any]) -> str | None:
   """Returns that choosing costs more time than it saves, or None."""
   if summary['skipping_saves_time'] in (None, True):
     return None
+  needed, step = summary['step_ms_to_pay'], summary['step_ms']
+  why = (
+    f'it pays where a step takes the device {needed:.3g} ms or more, and here '
+    f'it takes {step:.3g} ms'
+  )
+  if step > needed:
+    why = 'choosing takes the cores that the steps need, as they run on the CPU'
+  share = summary['examples_dropped_share']
   return (
-    f'leaving out {summary["examples_dropped_share"]:.0%} of the examples '
-    'costs more time than it saves: it pays where a step takes the device '
-    f'{summary["step_ms_to_pay"]:.3g} ms or more, and here it takes '
-    f'{summary["step_ms"]:.3g} ms'
+    f'leaving out {share:.0%} of the examples costs more time than it saves: '
+    f'{why}'
   )
 
 

@@ -141,7 +141,7 @@ def payoff(
     host = host._replace(step=host.step + step_ms)
     whole = whole._replace(step=whole.step + step_ms)
     none = batch_ms(whole, threads, 0.0, 0.0)
-    pays = pays or batch_ms(host, threads, left_out, 0.0) < none
+    pays = batch_ms(host, threads, left_out, 0.0) < none
   return Payoff(left_out, step_ms, least, pays)
 
 

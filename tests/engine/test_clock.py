@@ -176,6 +176,10 @@ def test_a_step_on_the_host_takes_its_cores():
   assert clock.payoff(host, whole, *rest, on_host=True).pays
   costly = host._replace(choose=2.0)
   assert not clock.payoff(costly, whole, *rest, on_host=True).pays
+  # With one core, 0.05 of 3 ms is saved, and 0.5 ms is spent on choosing.
+  cheap, rest = host._replace(choose=0.5), (Threads(1, 1), 0.05, 2.0)
+  assert clock.payoff(cheap, whole, *rest, on_host=False).pays
+  assert not clock.payoff(cheap, whole, *rest, on_host=True).pays
 
 
 def timed(one, spent, seen, dropped, *, trained=100, wait=bool, work=bool):

@@ -260,20 +260,25 @@ def test_a_run_prints_ten_figures(mode, tmp_path, capsys):
   assert not [line for line in lines if 'checkpoint' in line]
 
 
-@pytest.mark.parametrize('pays', [False, True])
+@pytest.mark.parametrize(
+  ('paid', 'why'),
+  [
+    (Payoff(0.3, 0.512, 1.4, False), ['1.4 ms', '0.512 ms']),
+    (Payoff(0.3, 2.0, 1.4, False), ['the cores that the steps need']),
+    (Payoff(0.3, 2.0, 1.4, True), None),
+  ],
+)
 def test_skipping_that_costs_time_is_told_in_one_line(
-  pays, tmp_path, capsys, monkeypatch
+  paid, why, tmp_path, capsys, monkeypatch
 ):
-  paid = Payoff(0.3, 0.512, 1.4, pays)
   monkeypatch.setattr(HostClock, 'payoff', lambda _: paid)
   few = {'train.steps': 60, 'eval.curve_steps': 0, 'skip.drop': 'auto'}
   assert run_job(tmp_path / 'run', smoke(**few)) == 0
   lines = capsys.readouterr().out.splitlines()
-  told = [line for line in lines if 'costs more time than it saves' in line]
-  assert len(told) == (not pays)
-  if told:
-    assert '1.4 ms' in told[0]
-    assert '0.512 ms' in told[0]
+  said = [line for line in lines if 'costs more time than it saves' in line]
+  assert len(said) == (why is not None)
+  for words in why or []:
+    assert words in said[0]
   summary = summary_of(tmp_path / 'run')
   assert summary['step_ms_to_pay'] == 1.4
-  assert summary['skipping_saves_time'] == pays
+  assert summary['skipping_saves_time'] == paid.pays
