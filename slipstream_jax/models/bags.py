@@ -77,7 +77,9 @@ def _has_kernels(rows: jax.Array, inverse: jax.Array) -> bool:
   from slipstream_jax import row_kernels  # numba, which loads slowly
 
   fits = rows.dtype == np.float32 and inverse.dtype == np.int32
-  return fits and rows.size > 0 < inverse.size and row_kernels.register()
+  # XLA sums nothing for a single lookup, so that -0.0 does not become 0.0.
+  fits = fits and rows.size > 0 and inverse.size > 1
+  return fits and row_kernels.register()
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
