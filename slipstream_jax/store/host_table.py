@@ -14,7 +14,7 @@ from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import GOLDEN, kernel, mix, place_slot
+from slipstream_jax.hashing import first_slot, GOLDEN, kernel, mix
 from slipstream_jax.initializers import (
   Constant,
   GivenRows,
@@ -306,30 +306,41 @@ def _find_unique(
     U, the number of unique rows, or -1 - i if lookup i of n * k is no row.
   """
   scratch[:] = -1
-  count = i = 0
-  width = lookups.shape[1] if columns is None else len(columns)
-  for example in range(len(lookups)):
-    for k in range(width):
-      row = np.int64(lookups[example, k if columns is None else columns[k]])
-      if row < 0:
-        if row != -1:
-          return -1 - i
-        inverse[i] = -1
-      else:
-        if shifts is not None:
-          row -= shifts[k]
-        place = place_slot(scratch, rows, row)
-        if scratch[place] < 0:
-          # Checked once per unique row instead of once per lookup.
-          if row < 0 or row >= num_rows:
-            return -1 - i
-          scratch[place] = count
-          rows[count] = row
-          counts[count] = 0
-          count += 1
-        inverse[i] = u = scratch[place]
-        counts[u] += 1
-      i += 1
+  mask, flat = np.int64(len(scratch) - 1), lookups.reshape(-1)
+  count, example, k = 0, 0, -1
+  for i in range(len(inverse)):
+    if columns is None:
+      row = np.int64(flat[i])
+    else:
+      k += 1
+      if k == len(columns):
+        example, k = example + 1, 0
+      row = np.int64(lookups[example, columns[k]])
+    if row < 0:
+      if row != -1:
+        return -1 - i
+      inverse[i] = -1
+      continue
+    if shifts is not None:
+      row -= shifts[k]
+    slot = first_slot(row, mask)
+    u = scratch[slot]
+    while u >= 0 and rows[u] != row:
+      slot = (slot + 1) & mask
+      u = scratch[slot]
+    if u < 0:
+      # Checked once per unique row instead of once per lookup.
+      if row < 0 or row >= num_rows:
+        return -1 - i
+      scratch[slot] = u = count
+      rows[count] = row
+      count += 1
+    inverse[i] = u
+  # In a loop of its own: the first one then has more of the registers.
+  counts[:count] = 0
+  for u in inverse:
+    if u >= 0:
+      counts[u] += 1
   return count
 
 
