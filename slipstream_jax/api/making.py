@@ -198,7 +198,7 @@ class Maker:
       if source is not None:
         if self.parts is None:
           self._bind(source, needs_hot=False, trains=True)
-        given = self._open(source, trains=False)
+        given = self.open(source, trains=False)
       if given is None or self.parts is None:
         raise UserError(
           'a source must say which id has which row',
