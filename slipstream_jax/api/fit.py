@@ -10,7 +10,7 @@ import contextlib
 import math
 import tempfile
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -258,8 +258,8 @@ class Actions(NamedTuple):
   go_back: Callable[[str], None]
   """Restores what was saved into the folder."""
   totals: Callable[[], tuple[Counters, Payoff | None]]
-  no_batch: Callable[[], UserError]
-  """Returns the error for a source without a batch."""
+  refuse_end: Callable[[], NoReturn]
+  """Raises the error for a source without a batch."""
 
 
 class Fit:
@@ -360,13 +360,13 @@ class Fit:
       return passes.ended == epochs
     if passes is None or epochs is None or not self._again:
       if not self._taken:
-        raise self._actions.no_batch()
+        self._actions.refuse_end()
       return True
     # An earlier call may have stopped behind the last batch of a pass.
     if not empty:
       passes.ended += 1
     elif self._begins_again is not None:
-      raise self._actions.no_batch()
+      self._actions.refuse_end()
     self._begins_again = True
     return passes.ended == epochs
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import os
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jaxtyping import Float
 import numpy as np
@@ -251,7 +251,7 @@ class Trainer:
       self._save_moment,
       functools.partial(self._go_back, source, skip),
       self._totals,
-      self._no_batch,
+      self._refuse_end,
     )
     return Fit(plan, held_out, again, actions, calls).run()
 
@@ -277,7 +277,7 @@ class Trainer:
       taken += 1
       yield record
     if not taken and most:
-      raise self._no_batch()
+      self._refuse_end()
 
   def _check_end(self, source: Source, steps: int | None) -> None:
     if steps is None and is_endless(source):
@@ -288,15 +288,15 @@ class Trainer:
         hint='give the steps to take, or epochs to train(...) or batches(...)',
       )
 
-  def _no_batch(self) -> UserError:
-    """Returns the error for a source that has no more batches."""
+  def _refuse_end(self) -> NoReturn:
+    """Raises the error for a source that has no more batches."""
     got, hint = 'a source that has ended', 'make it anew, or leave epochs out'
     if self._reading is not None and self._reading.restored:
       got = 'a checkpoint that is at the end of these examples'
       hint = (
         'make the source anew for another pass, or restore with resume=False'
       )
-    return UserError(
+    raise UserError(
       'there must be a batch to train on',
       got=got,
       where='Trainer.train, source',
