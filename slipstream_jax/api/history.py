@@ -92,16 +92,16 @@ class History(NamedTuple):
         where='History.plot',
         hint="install it with pip install 'slipstream_jax[fit]'",
       ) from error
-    shown = [name for name in self._metrics() if name != 'log_loss'][:3]
+    others = [name for name in self._metrics() if name != 'log_loss'][:3]
     figure = Figure(
-      figsize=(7, 3.2 + 1.6 * len(shown)), layout='constrained', dpi=120
+      figsize=(7, 3.2 + 1.6 * len(others)), layout='constrained', dpi=120
     )
-    ratios = [2.4] + [1.0] * len(shown)
+    ratios = [2.4] + [1.0] * len(others)
     plots = figure.subplots(
       len(ratios), sharex=True, squeeze=False, height_ratios=ratios
     )[:, 0]
     self._draw_losses(plots[0])
-    for plot, name in zip(plots[1:], shown, strict=True):
+    for plot, name in zip(plots[1:], others, strict=True):
       self._draw_metric(plot, name, 'tab:orange')
       plot.set_ylabel(name.replace('_', ' '))
     for plot in plots:
