@@ -25,7 +25,7 @@ from slipstream_jax.api.position import (
 )
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held, TurnLock
-from slipstream_jax.data.source import ColumnNames, is_endless
+from slipstream_jax.data.source import BatchSource, ColumnNames, is_endless
 from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.pipeline import workers_of
@@ -42,7 +42,7 @@ from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.loop import StepRecord
-from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.metrics import check_metrics, Metric, Metrics
 from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
@@ -91,6 +91,7 @@ class Trainer:
     row_optimizer: optax.GradientTransformation | None = None,
     dense_optimizer: optax.GradientTransformation | None = None,
     loss: LossFn | tuple[LossFn, ...] = optax.sigmoid_binary_cross_entropy,
+    metrics: Sequence[Metric | str] | None = None,
     placement: Placing = 'streamed',
     store: Storage = MEMORY,
     hot_bytes: int = 1 << 28,
@@ -103,14 +104,18 @@ class Trainer:
     """Makes a trainer before its first step.
 
     Args:
-      model: a flax model, or two functions. See docs/how-to/own-model.md.
+      model: a flax model, or two functions, that returns logits [B], or [B, 1],
+        or [B, T] of T heads. See docs/how-to/own-model.md.
       tables: by name.
       features: by name. None: one per table, with its name.
       row_optimizer: optimizer of tables without one. None:
         `rowwise_adagrad(0.05)`.
       dense_optimizer: optimizer of the model. None: `optax.adam(1e-3)`.
       loss: function of logits and labels to a loss per example, or one per
-        head.
+        head. Labels are in [0, 1] for a loss of clicks, as the default, and
+        any numbers for others, such as `optax.squared_error`.
+      metrics: what `evaluate` computes: functions of labels and logits, f64[n]
+        both, to a number, or names in `METRICS`. None: those that fit the loss.
       placement: one of `PLACEMENTS`, its name, or made by `cached`, or these by
         table name.
       store: stores the rows that are not on the device: memory, or made by
@@ -145,6 +150,7 @@ class Trainer:
       watched=watched,
     )
     placements = placements_of(placement, tables)
+    self._metrics = check_metrics(metrics, 'Trainer, metrics')
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
@@ -280,11 +286,18 @@ class Trainer:
       UserError: a batch that does not fit, no labels, or no end.
     """
     return self._maker.score(
-      source, lambda parts, bound: evaluate.evaluate(parts, bound, max_batches)
+      source,
+      lambda parts, bound: evaluate.evaluate(
+        parts, bound, max_batches, self._metrics
+      ),
     )
 
   def predict(
-    self, source: Source, max_batches: int | None = None
+    self,
+    source: Source,
+    max_batches: int | None = None,
+    *,
+    probabilities: bool = False,
   ) -> Float[np.ndarray, '...']:
     """Returns logits f32[n], or [n, T], of the source's examples.
 
@@ -293,14 +306,20 @@ class Trainer:
     Args:
       source: as in `evaluate`, but it needs no labels.
       max_batches: the most batches to score. None: all.
+      probabilities: whether to return probabilities of clicks instead, if the
+        loss is of clicks.
 
     Raises:
-      UserError: as `evaluate`, except for labels.
+      UserError: as `evaluate`, except for labels, or a loss that knows no
+        probabilities.
     """
-    return self._maker.score(
-      source,
-      lambda parts, bound: evaluate.predict(parts, bound, max_batches).logits,
-    )
+
+    def scores(parts: TrainerParts, bound: BatchSource) -> np.ndarray:
+      if probabilities:
+        return evaluate.probabilities(parts, bound, max_batches)
+      return evaluate.predict(parts, bound, max_batches).logits
+
+    return self._maker.score(source, scores)
 
   def rows(self, table: str) -> Array:
     """Returns the rows of a table as a copy, [R, D] of its dtype.
