@@ -20,7 +20,8 @@ Training
   reuse_host_memory: makes steps on a CPU faster.
 Tables
   Table, Feature, TableSet: tables, and the features that look them up.
-  Uniform, Constant: initial values of rows.
+  Uniform, Constant: initial values of rows. `Table` also takes arrays,
+    vectors by id, and functions of `jax.nn.initializers`.
 Data
   batches: arrays, frames, iterators or packed folders as a source.
   Ragged: lists of ids in one array.
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     reuse_host_memory as reuse_host_memory,
   )
   from slipstream_jax.errors import UserError as UserError
+  from slipstream_jax.initializers import Constant as Constant
+  from slipstream_jax.initializers import Uniform as Uniform
   from slipstream_jax.inputs.batches import batches as batches
   from slipstream_jax.models.adapters import Functions as Functions
   from slipstream_jax.models.dlrm import DLRM as DLRM
@@ -72,11 +75,9 @@ if TYPE_CHECKING:
   from slipstream_jax.selection.policies import POLICIES as POLICIES
   from slipstream_jax.store.tiered import MEMORY as MEMORY
   from slipstream_jax.store.tiered import tiered as tiered
-  from slipstream_jax.tables import Constant as Constant
   from slipstream_jax.tables import Feature as Feature
   from slipstream_jax.tables import Table as Table
   from slipstream_jax.tables import TableSet as TableSet
-  from slipstream_jax.tables import Uniform as Uniform
   from slipstream_jax.training.metrics import auc as auc
   from slipstream_jax.training.metrics import log_loss as log_loss
   from slipstream_jax.training.metrics import mae as mae
@@ -114,7 +115,7 @@ _HOMES = {
   'Batch': 'types',
   'BatchSource': 'data.source',
   'Checkpoints': 'checkpoint.checkpoint',
-  'Constant': 'tables',
+  'Constant': 'initializers',
   'Feature': 'tables',
   'Functions': 'models.adapters',
   'GrowingVocabulary': 'vocabulary.growing',
@@ -126,7 +127,7 @@ _HOMES = {
   'Table': 'tables',
   'TableSet': 'tables',
   'Trainer': 'api.trainer',
-  'Uniform': 'tables',
+  'Uniform': 'initializers',
   'UserError': 'errors',
   'Vocabulary': 'vocabulary.counted',
   'adagrad': 'transforms.rowwise',

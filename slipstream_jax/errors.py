@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import operator
 import os
-from typing import SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
 
 T = TypeVar('T')
 
@@ -182,3 +184,28 @@ def choose(
       hint='pick one of them',
     )
   return members[name]
+
+
+def as_array(values: Any, where: str) -> np.ndarray:
+  """Returns any array, or evenly nested lists, as a numpy array.
+
+  Raises:
+    UserError: the lists are uneven, or values are masked.
+  """
+  # `np.asarray` would drop the mask and expose the masked values.
+  if isinstance(values, np.ma.MaskedArray):
+    raise UserError(
+      'values must not be masked',
+      got='a masked array',
+      where=where,
+      hint='fill what is missing, e.g. values.filled(0)',
+    )
+  try:
+    return np.asarray(values)
+  except (TypeError, ValueError) as error:
+    raise UserError(
+      'values must be an array, or lists that make one',
+      got=str(error),
+      where=where,
+      hint='give rows of equal length',
+    ) from error

@@ -14,41 +14,26 @@ a group are one block with its own numbering, and move together.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import math
-import numbers
 from typing import Any, get_args, Literal, NamedTuple
 
 from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import (
+  as_array,
   check_by_name,
   check_optimizer,
   check_whole,
   choose,
   UserError,
 )
+from slipstream_jax.initializers import as_initializer
 from slipstream_jax.types import Array, Lookups
 
 Combiner = Literal['sum', 'mean', 'sqrtn', 'none']
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
 Unknown = Literal['error', 'row']
 ROW_DTYPES = ('float32', 'bfloat16', 'float16')
-
-
-class Uniform(NamedTuple):
-  """Initialiser: each element is uniform in [-scale, scale)."""
-
-  scale: float
-
-
-class Constant(NamedTuple):
-  """Initialiser: each element is `value`."""
-
-  value: float
-
-
-Initializer = Uniform | Constant
 
 
 class Table(NamedTuple):
@@ -61,8 +46,19 @@ class Table(NamedTuple):
   dtype: str = 'float32'
   """Dtype of the rows wherever they are kept, one of `ROW_DTYPES`. Steps
   compute new rows in f32 and round half precision stochastically."""
-  initializer: Initializer | None = None
-  """None: Uniform(1/sqrt(vocabulary_size)), as in DLRM (arXiv 1906.00091)."""
+  initializer: Any = None
+  """Initial rows: `Uniform`, `Constant`, an array [R, D] of real numbers, a
+  mapping from ids to vectors [D], or a function as those of
+  `jax.nn.initializers`. None: Uniform(1/sqrt(vocabulary_size)), as in DLRM
+  (arXiv 1906.00091).
+
+  Values are rounded to f32, and then to the nearest of `dtype`. Row i of an
+  array is the initial row i. An array without the row of unknown ids leaves it
+  to the default. A mapping has ids as the trainer's first source has them: raw
+  ids where it has a `Vocabulary`, else numbers of rows. Rows of other ids have
+  the default, and ids without a row are left out. A function draws each row
+  [1, D] by a key of its own, or the whole table at once if its values depend on
+  the number of rows."""
   optimizer: Any = None
   """An optax chain for this table's rows. None: the optimizer of all tables."""
   unknown: Unknown = 'error'
@@ -142,6 +138,8 @@ class TableSet:
     features = self.features or {name: Feature(name) for name in self.tables}
     object.__setattr__(self, 'features', dict(features))
     _check_set(self.tables, self.features)
+    tables = {k: _with_initializer(k, t) for k, t in self.tables.items()}
+    object.__setattr__(self, 'tables', tables)
 
   # The order counts, because it decides the layout of columns and rows.
   def _key(self) -> tuple[Any, ...]:
@@ -358,21 +356,16 @@ def _check_table(where: str, table: Table) -> None:
   choose(unknowns, table.unknown, f'{where}, unknown')
   if table.optimizer is not None:
     check_optimizer(table.optimizer, f'{where}, optimizer')
-  match table.initializer:
-    case None:
-      return
-    case Uniform(number) | Constant(number):
-      good = isinstance(number, numbers.Real) and math.isfinite(number)
-    case _:
-      good = False
-  if not good:
-    raise UserError(
-      'an initializer must be Uniform(scale), Constant(value) or None, with a'
-      ' finite number',
-      got=repr(table.initializer),
-      where=f'{where}, initializer',
-      hint='leave it out for Uniform(1/sqrt(vocabulary_size))',
-    )
+
+
+def _with_initializer(name: str, table: Table) -> Table:
+  """Returns a checked table whose initializer can be hashed."""
+  rows = tuple(dict.fromkeys((table.vocabulary_size, table.rows)))
+  where = f'Table {name!r}, initializer'
+  how = as_initializer(
+    table.initializer, rows, table.embedding_dim, table.dtype, where
+  )
+  return table._replace(initializer=how)
 
 
 def check_feature(
@@ -407,31 +400,6 @@ def offsets(rows: Sequence[int]) -> np.ndarray:
 def row_dtype(num_rows: int) -> type[np.integer]:
   """Returns the smaller of i32 and i64 that can number `num_rows` rows."""
   return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
-
-
-def as_array(values: Array, where: str) -> np.ndarray:
-  """Returns any array, or evenly nested lists, as a numpy array.
-
-  Raises:
-    UserError: the lists are uneven, or values are masked.
-  """
-  # `np.asarray` would drop the mask and expose the masked values.
-  if isinstance(values, np.ma.MaskedArray):
-    raise UserError(
-      'values must not be masked',
-      got='a masked array',
-      where=where,
-      hint='fill what is missing, e.g. values.filled(0)',
-    )
-  try:
-    return np.asarray(values)
-  except (TypeError, ValueError) as error:
-    raise UserError(
-      'values must be an array, or lists that make one',
-      got=str(error),
-      where=where,
-      hint='give rows of equal length',
-    ) from error
 
 
 def check_integers(lookups: np.ndarray, where: str) -> None:

@@ -29,7 +29,15 @@ SERVING = sorted((ROOT / 'slip_serve').rglob('*.py'))
 LIBRARY = [*FILES, *SERVING]
 ALL = [*FILES, *PROGRAMS, *SERVING]
 GROUPS = [
-  {'types', 'tables', 'errors', 'files', 'hashing', 'row_kernels'},
+  {
+    'types',
+    'tables',
+    'errors',
+    'files',
+    'hashing',
+    'row_kernels',
+    'initializers',
+  },
   {'selection', 'transforms', 'models'},
   {
     *('store', 'placement', 'data', 'inputs', 'vocabulary', 'scoring'),

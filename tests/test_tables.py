@@ -7,14 +7,8 @@ import optax
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import (
-  Constant,
-  Feature,
-  Table,
-  tables_of,
-  TableSet,
-  Uniform,
-)
+from slipstream_jax.initializers import Constant, Uniform
+from slipstream_jax.tables import Feature, Table, tables_of, TableSet
 
 OWN = optax.sgd(0.1)
 BAD_TABLES = {
@@ -27,8 +21,11 @@ BAD_TABLES = {
   'no dim': ({'embedding_dim': 0}, "Table 'a', embedding_dim"),
   'dtype': ({'dtype': 'int8'}, 'one of float32, bfloat16, float16'),
   'unknown': ({'unknown': 'drop'}, "one of error, row, got 'drop'"),
-  'by name': ({'initializer': 'normal'}, "number, got 'normal'"),
-  'an infinite scale': ({'initializer': Uniform(np.inf)}, 'a finite number'),
+  'by name': ({'initializer': 'normal'}, "numbers, got 'normal'"),
+  'an infinite scale': (
+    {'initializer': Uniform(np.inf)},
+    'with finite numbers',
+  ),
   'NaN': ({'initializer': Constant(np.nan)}, "Table 'a', initializer"),
 }
 BAD_FEATURES = {

@@ -18,6 +18,7 @@ from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.files import Path
+from slipstream_jax.initializers import Uniform
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.base import ScheduleSpec
@@ -32,7 +33,7 @@ from slipstream_jax.selection.hot import (
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES
-from slipstream_jax.tables import Table, TableSet, Uniform
+from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.trainer_parts import (

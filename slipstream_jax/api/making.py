@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from slipstream_jax.api.given import given_vectors, vectors_for
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
 from slipstream_jax.checkpoint.state import Facts, facts_of
-from slipstream_jax.data.interrupts import TurnLock
+from slipstream_jax.data.interrupts import held, TurnLock
 from slipstream_jax.data.profile import row_uses, spread
 from slipstream_jax.data.source import (
   BatchSource,
@@ -19,6 +20,7 @@ from slipstream_jax.data.source import (
   ColumnNames,
   SourceWrapper,
 )
+from slipstream_jax.engine.drawing import draws_of
 from slipstream_jax.errors import check_optimizer, choose, UserError
 from slipstream_jax.inputs.arrays import PackedExamples, UnboundExamples
 from slipstream_jax.inputs.batches import batches
@@ -78,6 +80,7 @@ class Maker:
     check_optimizer(recipe.dense_optimizer, 'Trainer, dense_optimizer')
     choose(WATCHED, recipe.watched, 'Trainer, watched')
     check_losses(recipe.loss, 'Trainer, loss')
+    draws_of(recipe.tables)  # checks the functions
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed, self._storage = hot_bytes, seed, storage
@@ -150,7 +153,7 @@ class Maker:
     # Last of all, so that a source that fails does not shape the trainer.
     if self.parts is None:
       assert dense is not None
-      self.parts = self._make(dense, hot, self._placements)
+      self.parts = self._make(dense, hot, self._placements, unbound)
     elif hot is not None and self.parts.engine.hot is None:
       self.parts.engine.choose_hot(hot, self._placements)
     self.parts.arrange(bound)
@@ -180,6 +183,33 @@ class Maker:
   def last_trained(self) -> UnboundExamples | BatchSource | None:
     """Returns the source that was last opened to train on."""
     return self._opened[-1][1] if self._opened else None
+
+  def set_rows(
+    self, table: str, ids: Any, values: Any, source: Source | None
+  ) -> None:
+    """Sets rows of a table. Arguments and errors are as in `Trainer`."""
+
+    def put() -> None:
+      given = self.last_trained()
+      if source is not None:
+        if self.parts is None:
+          self._bind(source, needs_hot=False, trains=True)
+        given = self._open(source, trains=False)
+      if given is None or self.parts is None:
+        raise UserError(
+          'a source must say which id has which row',
+          got='none that was trained since the trainer was made',
+          where='Trainer.set_rows, source',
+          hint='give one with the same vocabularies',
+        )
+      parts = self.parts
+      parts.check_consistent()
+      tables, grown = parts.recipe.tables, parts.grown
+      rows, vectors = vectors_for(tables, table, ids, values, given, grown)
+      with held(), parts.changing('a change of rows'):
+        parts.engine.set_rows(table, rows, vectors)
+
+    self.turns.run(put)
 
   def restore(
     self, path: str | os.PathLike[str], step: int | None = None
@@ -220,19 +250,30 @@ class Maker:
     dense = facts.dense_features, facts.dense_columns
     if facts.hot is not None:
       hot = hot_rows(facts.hot, self._recipe.tables.num_rows)
-      return self._make(dense, hot, self._placements)
+      return self._make(dense, hot, self._placements, None)
     placements = (
       STREAMED if one.needs_hot else one for one in self._placements
     )
-    return self._make(dense, None, tuple(placements))
+    return self._make(dense, None, tuple(placements), None)
 
   def _make(
-    self, dense: Dense, hot: HotRows | None, placements: tuple[Placement, ...]
+    self,
+    dense: Dense,
+    hot: HotRows | None,
+    placements: tuple[Placement, ...],
+    source: UnboundExamples | BatchSource | None,
   ) -> TrainerParts:
+    """Makes the parts, by the first source if it is not for a checkpoint."""
     features, columns = dense
     recipe = self._recipe._replace(dense_columns=columns)
     parts = make_parts(
-      recipe, placements, features, self._seed, hot, storage=self._storage
+      recipe,
+      placements,
+      features,
+      self._seed,
+      hot,
+      storage=self._storage,
+      given=given_vectors(recipe.tables, source),
     )
     parts.turns = self.turns
     return parts

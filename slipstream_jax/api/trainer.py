@@ -330,6 +330,27 @@ class Trainer:
     choose(self.tables.tables, table, 'Trainer.rows, table')
     return self._maker.turns.run(lambda: self.parts.engine.rows_of(table))
 
+  def set_rows(
+    self, table: str, ids: Any, values: Any, source: Source | None = None
+  ) -> None:
+    """Sets the rows of some ids between two steps. They keep their row state.
+
+    Args:
+      table: its name.
+      ids: [n], each once: raw ids where the source has a vocabulary of them,
+        else numbers of rows.
+      values: [n, D] real numbers, rounded to the nearest of the table's dtype.
+      source: says by its vocabularies which id has which row. None: the source
+        that was trained last. Growing vocabularies are as trained.
+
+    Raises:
+      UserError: there is no such table, no source has come yet, an id has no
+        row of its own, or the values do not fit. No row has changed.
+    """
+    choose(self.tables.tables, table, 'Trainer.set_rows, table')
+    change = functools.partial(self._maker.set_rows, table, ids, values, source)
+    self._alone('set_rows', change)
+
   def vocabulary(self, table: str) -> Vocabulary:
     """Returns the growing vocabulary of a table as trained.
 

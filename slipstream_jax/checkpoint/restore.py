@@ -14,6 +14,7 @@ from slipstream_jax.checkpoint.save import block_of, token_of, values_of
 from slipstream_jax.checkpoint.state import (
   arrays_of,
   DENSE,
+  FIRST_ROWS,
   names_from,
   read_dense,
   read_orbax,
@@ -184,12 +185,15 @@ def _check_same(saved: dict[str, Any], own: dict[str, Any], where: str) -> None:
           where=where,
           hint=f'give {argument} as in the run',
         )
+    hint = 'make the trainer as that of the run was made'
+    if name.startswith(FIRST_ROWS) and 'checksum' in str(there):
+      hint = 'give the table the initializer of the run, the same array'
     raise UserError(
       'a checkpoint restores only into the model and tables it is of: '
       f'its {name} is {there}',
       got=here,
       where=where,
-      hint='make the trainer as that of the run was made',
+      hint=hint,
     )
 
 

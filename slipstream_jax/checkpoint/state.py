@@ -26,8 +26,9 @@ from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.data.source import ColumnNames
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.initializers import Constant, GivenRows, Uniform
 from slipstream_jax.schedules.base import State
-from slipstream_jax.tables import Uniform
+from slipstream_jax.tables import Table
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.vocabulary.growing import Cursor
 
@@ -41,6 +42,8 @@ HOT = 'hot'
 """Key of the file of the hot rows, i64, little-endian."""
 HOT_CHECKSUM = 'choice of hot rows'
 """Key of the checksum of that file in `tables_of`."""
+FIRST_ROWS = 'untrained rows of table'
+"""Begins the keys of the initial rows in `tables_of`."""
 WHOLE = 'a checkpoint must be whole to be restored'
 _ARRAY = '__array__'
 
@@ -315,9 +318,7 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   }
   # Last, as the entries before say more clearly what differs.
   first_rows = {
-    f'untrained rows of table {i}': repr(
-      table.initializer or Uniform(table.vocabulary_size**-0.5)
-    )
+    f'{FIRST_ROWS} {i}': _name_of(table)
     for i, table in enumerate(tables.tables.values())
   }
   first_states = {
@@ -326,6 +327,17 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   }
   facts = of_tables | of_features | chosen | of_windows
   return facts | first_rows | first_states
+
+
+def _name_of(table: Table) -> str:
+  """Returns what names the rows of a table that no checkpoint has."""
+  how = table.initializer
+  if isinstance(how, Uniform | Constant | GivenRows):
+    return repr(how)
+  if callable(how):
+    return 'of a function'  # a checkpoint has them all
+  # It also has the rows of a mapping from ids. The others have the default.
+  return repr(Uniform(table.vocabulary_size**-0.5))
 
 
 def checksums(arrays: Any) -> dict[str, int]:

@@ -6,7 +6,7 @@ import functools
 import weakref
 
 import jax
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 import numpy as np
 
 from slipstream_jax.engine import counters
@@ -108,12 +108,26 @@ class Engine:
 
   def pieces_of(self, table: str) -> Iterator[Array]:
     """Yields a table's rows in order. See `GroupRows.pieces`."""
-    first, size = self.tables.first_rows[table], self.tables.tables[table].rows
-    parts = self.tables.in_groups(np.array([first]))
-    (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
-    start = int(parts[number][1][0])
-    for _, block in self.groups[number].pieces(start, start + size):
+    group, start = self._place_of(table)
+    for _, block in group.pieces(start, start + self.tables.tables[table].rows):
       yield block.rows
+
+  def set_rows(
+    self, table: str, rows: RowIds, values: Shaped[np.ndarray, 'U _D']
+  ) -> None:
+    """Sets unique rows of a table, between two steps.
+
+    See `GroupRows.set_rows`.
+    """
+    group, start = self._place_of(table)
+    group.set_rows(rows + start, values)
+
+  def _place_of(self, table: str) -> tuple[GroupRows, int]:
+    """Returns the group of a table, and the table's first row in it."""
+    first = np.array([self.tables.first_rows[table]])
+    parts = self.tables.in_groups(first)
+    (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
+    return self.groups[number], int(parts[number][1][0])
 
   def reset(
     self,

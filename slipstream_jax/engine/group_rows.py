@@ -10,6 +10,7 @@ import operator
 
 import jax
 from jax.profiler import TraceAnnotation
+from jaxtyping import Shaped
 import numpy as np
 
 from slipstream_jax.engine import apply
@@ -166,6 +167,8 @@ class GroupRows:
     Later pieces replace earlier ones.
     """
     self.dirty = DirtyRows(self.num_rows)
+    for start, end in first.drawn:
+      self.dirty.add(np.arange(start, end))
     self.first = first
     keeps = self._free_device()
     # Rows for the device are set in host memory first.
@@ -370,6 +373,29 @@ class GroupRows:
     # The padding's values are dropped.
     new = self.first.rows(np.concatenate([rows, padding]))
     return apply.write_slots(block, *to_device((places, new), owned=True))
+
+  def set_rows(self, rows: RowIds, values: Shaped[np.ndarray, 'U _D']) -> None:
+    """Sets unique rows between two steps, wherever they are.
+
+    They keep their row state. The values have the group's dtype.
+    """
+    self.write_backs.settle(last=True)  # else older values would replace them
+    self.dirty.add(rows)
+    if self.kept.rows is not None:
+      # Also rows that the device has: a clean one is evicted without a store.
+      block = self.host.gather(rows, len(rows))
+      self.host.scatter(rows, block._replace(rows=values))
+    slots = self.kept.slots_of(rows)
+    at = np.flatnonzero(slots >= 0)
+    if len(at):
+      self._count_loads(len(at), self.row_bytes)
+      block = self.kept.gather(slots[at])
+      padded = np.zeros(block.rows.shape, values.dtype)
+      padded[: len(at)] = values[at]
+      places = apply.pad_slots(slots[at], len(self.kept.block.rows))
+      new, to = to_device((padded, places), owned=True)
+      block = block._replace(rows=new)
+      self.kept.block = apply.write_slots(self.kept.block, to, block)
 
   def freeze(self, stale: StaleRows | None) -> None:
     """Freezes the stale rows from here on. None: no row is frozen.

@@ -29,6 +29,9 @@ class FirstRows(NamedTuple):
   """Returns the values of all rows, [N, ...], in new arrays."""
   owner: int = 0
   """As in `Group.owner`."""
+  drawn: Sequence[tuple[int, int]] = ()
+  """Ranges [first, end) of rows that a user's function draws. Another machine
+  may round them otherwise, so that a checkpoint has all of them."""
 
 
 class TierCounts(NamedTuple):

@@ -5,20 +5,24 @@ Except for those that fill tables, their cost does not depend on the size of a
 table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import math
 from typing import NamedTuple, no_type_check, NoReturn, SupportsInt
 
 from jaxtyping import Float
-import ml_dtypes  # noqa: F401  so that numpy knows bfloat16
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import GOLDEN, kernel, mix, place_slot
-from slipstream_jax.placement.base import NO_ROWS
+from slipstream_jax.hashing import first_slot, GOLDEN, kernel, mix
+from slipstream_jax.initializers import (
+  Constant,
+  GivenRows,
+  Uniform,
+  write_rounded,
+)
 from slipstream_jax.store.base import FirstRows
-from slipstream_jax.tables import Constant, Group, offsets, TableSet, Uniform
+from slipstream_jax.tables import Group, offsets, TableSet
 from slipstream_jax.types import (
   HotRows,
   Inverse,
@@ -29,6 +33,9 @@ from slipstream_jax.types import (
 )
 
 _FILLED_ROWS = 1 << 16  # rows filled at a time
+
+Draw = Callable[[int, RowIds], Float[np.ndarray, '_U _D']]
+"""Draws rows of a table, f32[U, D], from a seed and their numbers."""
 
 
 class UntrainedRows(NamedTuple):
@@ -42,14 +49,21 @@ class UntrainedRows(NamedTuple):
   row_states: Sequence[Sequence[np.ndarray]]
   """Per group, the state of one row, one array per leaf."""
   seed: int
+  draws: Mapping[str, Draw] = {}
+  """By table, for those that a user's function initializes."""
 
   def first(self, group: int) -> FirstRows:
     """Returns the first rows of a group, for a store."""
+    chosen = self.tables.groups[group]
+    sizes = [self.tables.tables[name].rows for name in chosen.tables]
+    ends = offsets(sizes).tolist()
+    ranges = zip(chosen.tables, ends[:-1], ends[1:], strict=True)
     return FirstRows(
-      self.tables.groups[group].num_rows,
+      chosen.num_rows,
       functools.partial(self.rows, group),
       functools.partial(self.block, group),
-      self.tables.groups[group].owner,
+      chosen.owner,
+      [(start, end) for name, start, end in ranges if name in self.draws],
     )
 
   def block(self, group: int) -> RowBlock:
@@ -82,23 +96,56 @@ class UntrainedRows(NamedTuple):
     leaves = self.row_states[group]
     return RowBlock(rows, tuple(_repeat(leaf, len(rows)) for leaf in leaves))
 
-  def _fill(self, name: str, out: np.ndarray, rows: RowIds = NO_ROWS) -> None:
-    """Fills `out` with some rows of a table, or with all if `rows` is empty."""
-    table = self.tables.tables[name]
-    how = table.initializer or Uniform(table.vocabulary_size**-0.5)
+  def _fill(
+    self, name: str, out: np.ndarray, rows: RowIds | None = None
+  ) -> None:
+    """Fills `out` with some rows of a table. None: with all."""
+    how = self.tables.tables[name].initializer
     if isinstance(how, Constant):
       out[:] = how.value
       return
+    fill = functools.partial(self._fill_uniform, name)
+    if isinstance(how, GivenRows):
+      fill = functools.partial(self._fill_given, name, how)
+    elif name in self.draws:
+      fill = functools.partial(self._fill_drawn, name)
+    for at in range(0, len(out), _FILLED_ROWS):
+      part = out[at : at + _FILLED_ROWS]
+      if rows is None:
+        some = np.arange(at, at + len(part))
+      else:
+        some = rows[at : at + _FILLED_ROWS]
+      fill(part, some)
+
+  def _fill_uniform(self, name: str, out: np.ndarray, rows: RowIds) -> None:
+    table = self.tables.tables[name]
+    how, default = table.initializer, table.vocabulary_size**-0.5
+    scale = how.scale if isinstance(how, Uniform) else default
     seed = np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]
     first = np.uint64(_first_elements(self.tables)[name])
-    for at in range(0, len(out), _FILLED_ROWS):
-      part, some = (x[at : at + _FILLED_ROWS] for x in (out, rows))
-      if part.dtype == np.float32:
-        _fill_rows(part, some, at, first, seed, how.scale)
-      else:  # half precision is rounded from f32
-        exact = np.empty(part.shape, np.float32)
-        _fill_rows(exact, some, at, first, seed, how.scale)
-        part[:] = exact
+    if out.dtype == np.float32:
+      _fill_rows(out, rows, first, seed, scale)
+    else:  # half precision is rounded from f32
+      exact = np.empty(out.shape, np.float32)
+      _fill_rows(exact, rows, first, seed, scale)
+      out[:] = exact
+
+  def _fill_given(
+    self, name: str, how: GivenRows, out: np.ndarray, rows: RowIds
+  ) -> None:
+    there = rows < len(how.array)
+    if there.all():
+      how.write(rows, out)
+      return
+    # The row of unknown ids, if the array has none for it.
+    self._fill_uniform(name, out, rows)
+    known = np.empty((int(there.sum()), out.shape[1]), out.dtype)
+    how.write(rows[there], known)
+    out[there] = known
+
+  def _fill_drawn(self, name: str, out: np.ndarray, rows: RowIds) -> None:
+    values = self.draws[name](self.seed, rows)
+    write_rounded(values, out, f'Table {name!r}, initializer')
 
 
 def _first_elements(tables: TableSet) -> dict[str, int]:
@@ -116,7 +163,6 @@ def _first_elements(tables: TableSet) -> dict[str, int]:
 def _fill_rows(
   out: np.ndarray,
   rows: np.ndarray,
-  start: int,
   first: np.uint64,
   seed: np.uint64,
   scale: float,
@@ -125,16 +171,15 @@ def _fill_rows(
 
   Args:
     out: f32[n, D].
-    rows: i64[n], numbers of the rows. Empty: `start` and the next.
-    start: number of the first row.
+    rows: i64[n], numbers of the rows.
     first: number of the table's first element among those of all tables.
     seed: any 64 bits.
     scale: half the width of the interval.
   """
   unit = 1.0 / (1 << 23)  # 24 bits, the precision of f32, to [0, 2)
   for i in range(len(out)):
-    row, number = out[i], rows[i] if len(rows) else start + i
-    place = first + np.uint64(number * len(row))
+    row = out[i]
+    place = first + np.uint64(rows[i] * len(row))
     for d in range(len(row)):
       bits = mix(seed + (place + np.uint64(d) + np.uint64(1)) * GOLDEN)
       row[d] = (np.float64(bits >> np.uint64(40)) * unit - 1.0) * scale
@@ -261,30 +306,41 @@ def _find_unique(
     U, the number of unique rows, or -1 - i if lookup i of n * k is no row.
   """
   scratch[:] = -1
-  count = i = 0
-  width = lookups.shape[1] if columns is None else len(columns)
-  for example in range(len(lookups)):
-    for k in range(width):
-      row = np.int64(lookups[example, k if columns is None else columns[k]])
-      if row < 0:
-        if row != -1:
-          return -1 - i
-        inverse[i] = -1
-      else:
-        if shifts is not None:
-          row -= shifts[k]
-        place = place_slot(scratch, rows, row)
-        if scratch[place] < 0:
-          # Checked once per unique row instead of once per lookup.
-          if row < 0 or row >= num_rows:
-            return -1 - i
-          scratch[place] = count
-          rows[count] = row
-          counts[count] = 0
-          count += 1
-        inverse[i] = u = scratch[place]
-        counts[u] += 1
-      i += 1
+  mask, flat = np.int64(len(scratch) - 1), lookups.reshape(-1)
+  count, example, k = 0, 0, -1
+  for i in range(len(inverse)):
+    if columns is None:
+      row = np.int64(flat[i])
+    else:
+      k += 1
+      if k == len(columns):
+        example, k = example + 1, 0
+      row = np.int64(lookups[example, columns[k]])
+    if row < 0:
+      if row != -1:
+        return -1 - i
+      inverse[i] = -1
+      continue
+    if shifts is not None:
+      row -= shifts[k]
+    slot = first_slot(row, mask)
+    u = scratch[slot]
+    while u >= 0 and rows[u] != row:
+      slot = (slot + 1) & mask
+      u = scratch[slot]
+    if u < 0:
+      # Checked once per unique row instead of once per lookup.
+      if row < 0 or row >= num_rows:
+        return -1 - i
+      scratch[slot] = u = count
+      rows[count] = row
+      count += 1
+    inverse[i] = u
+  # In a loop of its own: the first one then has more of the registers.
+  counts[:count] = 0
+  for u in inverse:
+    if u >= 0:
+      counts[u] += 1
   return count
 
 

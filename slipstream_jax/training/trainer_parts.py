@@ -16,6 +16,7 @@ from slipstream_jax.data.source import (
 )
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
+from slipstream_jax.engine.drawing import draws_of
 from slipstream_jax.engine.engine import Engine
 from slipstream_jax.engine.pipeline import (
   JudgementProbe,
@@ -24,6 +25,7 @@ from slipstream_jax.engine.pipeline import (
 )
 from slipstream_jax.engine.planner import FrozenRows, Planner, Start, Windows
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
+from slipstream_jax.initializers import VectorsById
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.placement.fixed import (
@@ -38,12 +40,16 @@ from slipstream_jax.selection.policies import BLIND
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.host_table import UntrainedRows
 from slipstream_jax.store.memory import MEMORY
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
 from slipstream_jax.training.loss_kinds import is_logistic, kinds_of, LossKind
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
-from slipstream_jax.types import Batch, HotRows
+from slipstream_jax.types import Batch, HotRows, RowIds
 from slipstream_jax.vocabulary.growing import Position
+
+GivenVectors = tuple[RowIds, np.ndarray]
+"""Unique rows of a table, i64[n], and their values [n, D] of its dtype."""
 
 
 @dataclasses.dataclass
@@ -135,6 +141,7 @@ def make_parts(
   hot: HotRows | None = None,
   rows: str = 'stream',
   storage: Storage = MEMORY,
+  given: Mapping[str, GivenVectors] | None = None,
 ) -> TrainerParts:
   """Returns a trainer before its first step, with newly initialized tables.
 
@@ -147,6 +154,8 @@ def make_parts(
     rows: one of `ROWS`. If rows are updated on the host, the placement must
       keep all of them there.
     storage: stores the rows that are not on the device.
+    given: by table, the rows of a mapping from ids, and their vectors. None:
+      no table has one.
 
   Raises:
     UserError: the model does not fit the tables' dim, the placement needs
@@ -160,6 +169,8 @@ def make_parts(
   for group, chosen in zip(tables.groups, placements, strict=True):
     check_device_rows(chosen, group.num_rows, hot)
   choose(WATCHED, recipe.watched, 'Trainer, watched')
+  if given is None:
+    _check_no_mapping(tables)
   programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)
@@ -168,8 +179,11 @@ def make_parts(
   _check_rows(rows, placements, recipe, judges)
   if judges:
     check_hot(hot, 'skip_stale in a chain watches hot rows')
-  untrained = UntrainedRows(tables, programs.untrained_row_state, seed)
+  states, draws = programs.untrained_row_state, draws_of(tables)
+  untrained = UntrainedRows(tables, states, seed, draws)
   engine = Engine(untrained, placements, hot, storage)
+  for name, (own_rows, vectors) in (given or {}).items():
+    engine.set_rows(name, own_rows, vectors)
   own = [len(h.rows) for h in engine.hot_of_groups if h is not None]
   return TrainerParts(
     programs,
@@ -184,6 +198,17 @@ def make_parts(
     programs.windows(state),
     kinds,
   )
+
+
+def _check_no_mapping(tables: TableSet) -> None:
+  for name, table in tables.tables.items():
+    if isinstance(table.initializer, VectorsById):
+      raise UserError(
+        'which rows the ids of a mapping have is known from a source alone',
+        got=repr(table.initializer),
+        where=f'Table {name!r}, initializer',
+        hint='use slip.Trainer, or give an array [R, D]',
+      )
 
 
 def _check_rows(

@@ -162,6 +162,11 @@ class Vocabulary:
     return ids_at(rows, self.known, self._first, self.size, where)
 
   @property
+  def first_row(self) -> int:
+    """The first row that belongs to a single id."""
+    return self._first
+
+  @property
   def known(self) -> np.ndarray:
     """All ids that have a row, in the order of their rows.
 

@@ -13,6 +13,7 @@ import pytest
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.numbered import ColumnBatches, Columns, NumberedBatches
 from slipstream_jax.errors import UserError
+from slipstream_jax.initializers import Constant
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.fae import Rate
@@ -20,7 +21,7 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import ROWS, SCHEDULES, System, SYSTEMS
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
-from slipstream_jax.tables import Constant, Feature, Table, TableSet
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer_parts import (

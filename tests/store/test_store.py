@@ -7,13 +7,9 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.initializers import Constant
 from slipstream_jax.store import host_table
-from slipstream_jax.tables import (
-  Constant,
-  Table,
-  tables_of,
-  TableSet,
-)
+from slipstream_jax.tables import Table, tables_of, TableSet
 
 ids = st.integers(-1, 2**40)
 shapes = hnp.array_shapes(min_dims=2, max_dims=3, max_side=12)

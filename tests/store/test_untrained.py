@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from slipstream_jax.initializers import Constant, Uniform
 from slipstream_jax.store.host_table import UntrainedRows
-from slipstream_jax.tables import Constant, Table, tables_of, TableSet, Uniform
+from slipstream_jax.tables import Table, tables_of, TableSet
 
 INITIALIZERS = [None, Uniform(0.3), Constant(0.1)]
 
