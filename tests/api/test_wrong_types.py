@@ -81,7 +81,14 @@ CALLS = {
   ),
   'train': (
     lambda **k: trainer.train(**{'source': source(epochs=1), 'steps': 0} | k),
-    ('skip',),
+    ('skip', 'steps', 'epochs', 'callbacks'),
+  ),
+  'validate': (
+    lambda **k: trainer.train(
+      **{'source': source(epochs=1), 'steps': 0} | k,
+      validation=source(epochs=1),
+    ),
+    ('every', 'patience'),
   ),
   'evaluate': (
     lambda **k: trainer.evaluate(source(epochs=1), **k),
