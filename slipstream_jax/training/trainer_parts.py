@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from slipstream_jax.data.admission import admit, CheckedSource, ExampleShape
 from slipstream_jax.data.interrupts import TurnLock
 from slipstream_jax.data.source import (
