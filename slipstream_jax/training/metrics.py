@@ -65,9 +65,9 @@ class Metrics:
 
   def __repr__(self) -> str:
     figures = {'examples': self.examples, **self.values}
-    shown = ', '.join(f'{name}={value!r}' for name, value in figures.items())
+    text = ', '.join(f'{name}={value!r}' for name, value in figures.items())
     heads = f', heads={self.heads}' if self.heads else ''
-    return f'Metrics({shown}{heads})'
+    return f'Metrics({text}{heads})'
 
   def _asdict(self) -> dict[str, Any]:
     """Returns all figures by name, 'examples' first and 'heads' last."""
