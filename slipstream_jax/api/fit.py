@@ -33,7 +33,7 @@ from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.inputs.arrays import UnboundExamples
 from slipstream_jax.inputs.stream import StreamExamples
 from slipstream_jax.training.loop import StepRecord
-from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.metrics import Metrics, watched
 
 WHERE = 'Trainer.train'
 MANY = 1 << 62
@@ -191,11 +191,6 @@ class HeldOut:
       return evaluate(self._source)
     self._source.set_state(self._start)
     return evaluate(_KeptOpen(self._source))
-
-
-def watched(metrics: Metrics) -> float:
-  """Returns the number that early stopping wants to be low, or NaN."""
-  return math.nan if metrics.log_loss is None else float(metrics.log_loss)
 
 
 class Callbacks:

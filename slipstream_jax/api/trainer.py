@@ -54,7 +54,12 @@ from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.loop import StepRecord
-from slipstream_jax.training.metrics import check_metrics, Metric, Metrics
+from slipstream_jax.training.metrics import (
+  check_metrics,
+  check_watched,
+  Metric,
+  Metrics,
+)
 from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
@@ -237,6 +242,7 @@ class Trainer:
     """
     plan = Plan(steps, epochs, every, patience)
     plan.check(validation is not None)
+    check_watched(None if patience is None else self._metrics)
     again = False
     if epochs is None:
       self._check_end(source, steps)
