@@ -6,7 +6,6 @@ import sys
 from typing import NoReturn
 
 from slip_serve.errors import ServeError
-from slip_serve.http import make_server
 from slip_serve.scorer import Scorer
 
 
@@ -21,6 +20,13 @@ def _port(text: str) -> int:
   digits = text.isascii() and text.isdigit() and len(text) < 6
   if not digits or int(text) >= 1 << 16:
     rule = 'a port must be a number from 0 to 65535'
+    raise argparse.ArgumentTypeError(f'{rule}, got {text[:40]!r}')
+  return int(text)
+
+
+def _count(text: str) -> int:
+  if not (text.isascii() and text.isdigit() and len(text) < 9):
+    rule = 'a number of examples must be a whole number of up to 8 digits'
     raise argparse.ArgumentTypeError(f'{rule}, got {text[:40]!r}')
   return int(text)
 
@@ -40,7 +46,22 @@ def main() -> int:
   )
   parser.add_argument('--host', default='127.0.0.1')
   parser.add_argument('--port', type=_port, default=8080)
+  parser.add_argument(
+    '--together',
+    type=_count,
+    default=None,
+    help='examples of several requests that are scored at once; 0: each request'
+    ' is scored alone; the largest batch size of the export if left out',
+  )
   given = parser.parse_args()
+  try:
+    from slip_serve.server import Server
+  except ModuleNotFoundError as error:
+    sys.stderr.write(
+      f'error: the server must have uvicorn and starlette, got no {error.name};'
+      " run pip install 'slipstream_jax[serve]'.\n"
+    )
+    return 1
   try:
     scorer = Scorer(given.folder, given.memory, given.cache)
   except ServeError as error:
@@ -48,7 +69,7 @@ def main() -> int:
     return 1
   with scorer:
     try:
-      httpd = make_server(scorer, given.host, given.port)
+      server = Server(scorer, given.host, given.port, given.together)
     except (OSError, UnicodeError) as error:  # UnicodeError: a bad host name
       sys.stderr.write(
         f'error: the server must be able to listen, got {error}'
@@ -56,19 +77,12 @@ def main() -> int:
       )
       return 1
 
-    def stop(*_: object) -> None:
-      httpd.shutdown()
-      for number in signals:
-        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
-
-    signals = signal.SIGINT, signal.SIGTERM
-    for number in signals:
-      signal.signal(number, stop)
-    host, port = httpd.server_address
+    for number in signal.SIGINT, signal.SIGTERM:
+      signal.signal(number, server.handle_exit)
+    host, port = server.address
     sys.stdout.write(f'http://{host}:{port}\n')
     sys.stdout.flush()
-    with httpd:
-      httpd.serve_forever()
+    server.run()
   return 0
 
 

@@ -31,7 +31,7 @@ MANIFEST = 'export.json'
 DENSE = 'dense.bin'
 CODECS = ('float32', 'float16', 'int8')
 VOCABULARIES = ('none', 'bounded', 'hashed', 'ranked', 'counted', 'text')
-TRANSFORMS = ('none', 'log1p')
+TRANSFORMS = ('none', 'log1p', 'log1p_float32', 'hour', 'missing')
 ALIGNMENT = 4096
 """Files of rows have a multiple of this many bytes, so that their last record
 can also be read past the page cache."""
@@ -124,9 +124,11 @@ class Dense(NamedTuple):
   name: str
   columns: int = 1
   fill: float | None = None
-  """Replaces missing values. None: no value may be missing."""
+  """Replaces missing values before the transform. None: none may be missing."""
   transform: str = 'none'
-  """A member of `TRANSFORMS`. 'log1p': log(1 + max(x, 0))."""
+  """A member of `TRANSFORMS`. 'log1p': log(1 + max(x, 0)) in float64.
+  'log1p_float32': log(1 + x) in float32. 'hour': the hour of YYMMDDHH, divided
+  by 24. 'missing': 1 where a value is missing, else 0."""
 
 
 class Layout(NamedTuple):
@@ -150,7 +152,8 @@ class Layout(NamedTuple):
   """One for each table."""
   files: tuple[File, ...]
   dense: tuple[Dense, ...] = ()
-  """The dense features by name, in order. Empty if they have no names."""
+  """The dense features by name, in order. Empty if they have no names. A name
+  may be there twice: all are made of the same raw values."""
 
   @property
   def columns(self) -> int:
@@ -308,6 +311,9 @@ def _check_layout(layout: Layout) -> None:
     _check(dense.transform in TRANSFORMS, f'transform {dense.transform!r}')
   total = sum(dense.columns for dense in layout.dense)
   _check(not layout.dense or total == layout.dense_features, 'other widths')
+  widths = {(dense.name, dense.columns) for dense in layout.dense}
+  names = {dense.name for dense in layout.dense}
+  _check(len(widths) == len(names), 'a dense feature of two widths')
   _check_rows(layout, sizes)
 
 

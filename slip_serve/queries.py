@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slip_serve import vocabulary
+from slip_serve.dense import inputs_of
 from slip_serve.errors import ServeError
 from slip_serve.layout import Feature, Layout
 from slipstream_jax.files import Path
@@ -101,21 +102,17 @@ class QueryMaker:
 
   def _dense(self, values: Mapping[str, Any], count: int) -> np.ndarray:
     """Makes dense features f32[n, I] of raw values by name."""
-    _check_names('dense', values, [one.name for one in self._layout.dense])
-    blocks = []
-    for one in self._layout.dense:
+    widths = {one.name: one.columns for one in self._layout.dense}
+    _check_names('dense', values, [*widths])
+    blocks = {}
+    for name, columns in widths.items():
       try:
-        block = np.array(values[one.name], np.float64)  # None becomes NaN
-        block = block.reshape(count, one.columns)
+        block = np.array(values[name], np.float64)  # None becomes NaN
+        blocks[name] = block.reshape(count, columns)
       except (TypeError, ValueError) as error:
-        rule = f'dense must be numbers [{count}, {one.columns}]'
-        raise _refused(rule, str(error), one.name) from error
-      if one.fill is not None:
-        block[np.isnan(block)] = one.fill
-      if one.transform == 'log1p':
-        block = np.log1p(np.maximum(block, 0))
-      blocks.append(block.astype(np.float32))
-    return np.concatenate(blocks, axis=1)
+        rule = f'dense must be numbers [{count}, {columns}]'
+        raise _refused(rule, str(error), name) from error
+    return inputs_of(self._layout.dense, blocks, count)
 
   def checked(self, query: Query) -> Query:
     """Returns the query as arrays of the types that programs take.

@@ -205,6 +205,18 @@ class Scorer:
     for query in queries:
       collections.deque(self._parts(query), maxlen=0)
 
+  def compile(self) -> None:
+    """Compiles all programs. Else the first query of each size waits for it.
+
+    Raises:
+      ServeError: this JAX cannot read a program.
+    """
+    columns, dense = self.layout.columns, self.layout.dense_features
+    nobody = Query(np.empty((0, dense)), np.empty((0, columns), np.int64))
+    query = self._maker.checked(nobody)
+    for size in self._programs.sizes:
+      self._programs(*self._part(query, 0, size)[1:])
+
   @property
   def stats(self) -> Stats:
     """Counts of all queries so far."""

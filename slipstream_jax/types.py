@@ -65,9 +65,9 @@ class Batch(NamedTuple):
   i64 above 2**31 rows. [B, F], or [B, F, L] if all features have the same
   length; otherwise [B, K], features side by side."""
   labels: Array
-  """1.0 for a click, 0.0 for none, or a probability; f32 in [0, 1]. [B], or [B,
-  T] for models with T heads. None if unknown, in batches that are only
-  scored."""
+  """1.0 for a click, 0.0 for none, or a probability, f32. Any finite number for
+  a loss that takes it, such as the squared error. [B], or [B, T] for models
+  with T heads. None if unknown, in batches that are only scored."""
   weights: Float[Array, ' B']
   """Weight of each example in the loss, at least 0, f32. Padding has 0.0."""
   lookup_weights: Float[Array, '...'] | None = None

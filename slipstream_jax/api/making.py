@@ -44,7 +44,12 @@ from slipstream_jax.vocabulary.growing import Position as VocabularyState
 
 T = TypeVar('T')
 
-Source = UnboundExamples | CheckpointableIterator | Iterable[Any]
+Source = (
+  UnboundExamples
+  | CheckpointableIterator
+  | Iterable[Any]
+  | Callable[[], Iterable[Any]]
+)
 """A source from `batches`, or of batches in global rows, or what `batches`
 takes as its only argument."""
 
@@ -132,7 +137,7 @@ class Maker:
 
   def _bind(self, source: Source, needs_hot: bool, trains: bool) -> BatchSource:
     """Binds a source, to train on, or to score in order without growth."""
-    unbound, tables = self._open(source, trains), self._recipe.tables
+    unbound, tables = self.open(source, trains), self._recipe.tables
     programs = compiled_of(self._recipe)
     # Parts that were restored without hot rows get those of the first source
     # that they are trained on, whatever they score before.
@@ -159,12 +164,11 @@ class Maker:
     self.parts.arrange(bound)
     return bound
 
-  def _open(
-    self, source: Source, trains: bool
-  ) -> UnboundExamples | BatchSource:
+  def open(self, source: Source, trains: bool) -> UnboundExamples | BatchSource:
     """Opens a source, or returns it as it was opened before.
 
     So items that were read from an iterator for a failed call are not lost.
+    `trains` remembers it, in place of the one before.
     """
     for known, unbound in self._opened:
       if known is source:
@@ -194,7 +198,7 @@ class Maker:
       if source is not None:
         if self.parts is None:
           self._bind(source, needs_hot=False, trains=True)
-        given = self._open(source, trains=False)
+        given = self.open(source, trains=False)
       if given is None or self.parts is None:
         raise UserError(
           'a source must say which id has which row',

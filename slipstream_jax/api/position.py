@@ -247,6 +247,25 @@ class SourceStates:
     ]
     self._states = [*others, (_Reference(source), state)]
 
+  def forget(self, source: object) -> None:
+    """Forgets the state of a source, which then begins again."""
+    self._states = [one for one in self._states if not one[0].is_of(source)]
+    if self._last is not None and self._last[0] is source:
+      self._last = None
+
+  def go_back(self, source: object, position: State, skip: Skip | None) -> None:
+    """Sets a source that was left to a position from before.
+
+    An iterator that the user holds cannot go back. It continues where it is,
+    and a schedule begins anew.
+    """
+    (state,) = [one for known, one in self._states if known.is_of(source)]
+    if state.unused is None:
+      state = SourceState(position, skip)
+    else:
+      state = state._replace(position=own_position(state.position))
+    self.leave(source, state)
+
   def find(self, source: object, bound: BatchSource) -> SourceState:
     """Returns the state in which training left the source, empty if it is new.
 

@@ -6,16 +6,28 @@ dense features and the popular rows are known. A user's own loop takes them from
 `slipstream_jax.training`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import os
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jaxtyping import Float
 import numpy as np
 import optax
 
+from slipstream_jax.api.fit import (
+  Actions,
+  begins_again,
+  Callbacks,
+  check_passes,
+  Fit,
+  HeldOut,
+  MANY,
+  Passes,
+  Plan,
+)
+from slipstream_jax.api.history import History
 from slipstream_jax.api.making import Maker, opened, Source
 from slipstream_jax.api.position import (
   ActiveSource,
@@ -25,7 +37,7 @@ from slipstream_jax.api.position import (
 )
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held, TurnLock
-from slipstream_jax.data.source import ColumnNames, is_endless
+from slipstream_jax.data.source import BatchSource, ColumnNames, is_endless
 from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.pipeline import workers_of
@@ -42,7 +54,12 @@ from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.loop import StepRecord
-from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.metrics import (
+  check_metrics,
+  check_watched,
+  Metric,
+  Metrics,
+)
 from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
@@ -51,20 +68,6 @@ from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.growing import frozen_at
 
 T = TypeVar('T')
-
-
-class History(NamedTuple):
-  """Results of `Trainer.train`."""
-
-  losses: Float[np.ndarray, ' steps']
-  """Weighted mean loss of each step's batch, f32."""
-  counters: Counters
-  """Totals since the start of training."""
-  events: tuple[dict[str, Any], ...]
-  """What the schedule decided, in order."""
-  payoff: Payoff | None = None
-  """Whether leaving examples out saves time. None if that was not measured,
-  which takes up to 100 steps after some were left out."""
 
 
 class Trainer:
@@ -91,6 +94,7 @@ class Trainer:
     row_optimizer: optax.GradientTransformation | None = None,
     dense_optimizer: optax.GradientTransformation | None = None,
     loss: LossFn | tuple[LossFn, ...] = optax.sigmoid_binary_cross_entropy,
+    metrics: Sequence[Metric | str] | None = None,
     placement: Placing = 'streamed',
     store: Storage = MEMORY,
     hot_bytes: int = 1 << 28,
@@ -103,14 +107,18 @@ class Trainer:
     """Makes a trainer before its first step.
 
     Args:
-      model: a flax model, or two functions. See docs/how-to/own-model.md.
+      model: a flax model, or two functions, that returns logits [B], or [B, 1],
+        or [B, T] of T heads. See docs/how-to/own-model.md.
       tables: by name.
       features: by name. None: one per table, with its name.
       row_optimizer: optimizer of tables without one. None:
         `rowwise_adagrad(0.05)`.
       dense_optimizer: optimizer of the model. None: `optax.adam(1e-3)`.
       loss: function of logits and labels to a loss per example, or one per
-        head.
+        head. Labels are in [0, 1] for a loss of clicks, as the default, and
+        any numbers for others, such as `optax.squared_error`.
+      metrics: what `evaluate` computes: functions of labels and logits, f64[n]
+        both, to a number, or names in `METRICS`. None: those that fit the loss.
       placement: one of `PLACEMENTS`, its name, or made by `cached`, or these by
         table name.
       store: stores the rows that are not on the device: memory, or made by
@@ -145,6 +153,7 @@ class Trainer:
       watched=watched,
     )
     placements = placements_of(placement, tables)
+    self._metrics = check_metrics(metrics, 'Trainer, metrics')
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
@@ -185,10 +194,15 @@ class Trainer:
     source: Source,
     steps: int | None = None,
     *,
+    epochs: int | None = None,
     skip: Skip | None = None,
+    validation: Source | None = None,
+    every: int | None = None,
+    patience: int | None = None,
+    callbacks: Iterable[object] = (),
     on_step: Callable[[StepRecord], Any] | None = None,
   ) -> History:
-    """Takes up to `steps` steps and returns their results.
+    """Takes up to `steps` steps, or `epochs` passes, and returns the results.
 
     Each source is resumed after its last trained batch. This also holds if
     other sources were trained in between, after `restore`, and if `skip`
@@ -196,31 +210,62 @@ class Trainer:
     generator that raised an error cannot be resumed. Give a function that makes
     one instead.
 
+    Validations change no number of the training.
+
     Args:
       source: from `batches`, or a `BatchSource`, or what `batches` takes as its
         only argument.
-      steps: the most steps to take. None: until the source ends.
+      steps: the most steps to take. None: until the passes or the source end.
+      epochs: passes over the source to end. The first one may be under way. A
+        pass over a source without end has `batches_per_epoch` batches: what a
+        shuffled one leaves out of a pass is said at `batches`. None: until the
+        source ends.
       skip: what to leave out, and when. None: nothing.
+      validation: held-out examples, as `evaluate` takes them, that can be read
+        again. They are scored every so often, and at the end.
+      every: steps between validations. None: one after each pass.
+      patience: validations in a row without a lower log loss that end the
+        training. The trainer, and where the source is resumed, are then those
+        of the best validation, also if training ended by itself. Only an
+        iterator continues where it is. None: training goes on, and nothing is
+        restored.
+      callbacks: objects with methods `on_step(record)`, `on_validation(record)`
+        or `on_end(history)`. A record comes when its loss is there, while the
+        next step may run. After a validation no step runs.
       on_step: called with the record of each step before the next step is
         taken, so that each step waits for its loss.
 
     Raises:
-      UserError: a batch that does not fit, an endless source and no
-        `steps`, a source that has ended, or a loss that is not finite.
+      UserError: a batch that does not fit, an endless source and neither
+        `steps` nor `epochs`, a source that has ended or has not as many passes,
+        examples that cannot be validated on, or a loss that is not finite.
     """
-    losses, events = [], []
-    ahead = on_step is None
-    for record in self._steps(source, steps, skip, ahead):
-      losses.append(record.loss)
-      if record.event is not None:
-        events.append(record.event)
-      if on_step is not None:
-        on_step(record)
-    counters, reading = self.parts.engine.counters, self._reading
-    payoff = None if reading is None else reading.planned.clock.payoff()
-    return History(
-      np.array(losses, np.float32), counters, tuple(events), payoff
+    plan = Plan(steps, epochs, every, patience)
+    plan.check(validation is not None)
+    check_watched(None if patience is None else self._metrics)
+    again = False
+    if epochs is None:
+      self._check_end(source, steps)
+    else:
+      unbound = self._maker.open(source, trains=False)
+      check_passes(unbound, epochs)
+      again = begins_again(unbound)
+    held_out = None if validation is None else HeldOut(validation, source)
+    calls = Callbacks(callbacks, on_step)
+
+    def take(most: int, passes: Passes | None) -> Iterator[StepRecord]:
+      return self._take(source, most, skip, on_step is None, passes)
+
+    actions = Actions(
+      take,
+      functools.partial(self._begin_again, source),
+      self.evaluate,
+      self._save_moment,
+      functools.partial(self._go_back, source, skip),
+      self._totals,
+      self._refuse_end,
     )
+    return Fit(plan, held_out, again, actions, calls).run()
 
   def steps(
     self,
@@ -238,19 +283,54 @@ class Trainer:
   def _steps(
     self, source: Source, steps: int | None, skip: Skip | None, ahead: bool
   ) -> Iterator[StepRecord]:
+    self._check_end(source, steps)
+    most, taken = MANY if steps is None else steps, 0
+    for record in self._take(source, most, skip, ahead):
+      taken += 1
+      yield record
+    if not taken and most:
+      self._refuse_end()
+
+  def _check_end(self, source: Source, steps: int | None) -> None:
     if steps is None and is_endless(source):
       raise UserError(
         'training on a source without end needs an end',
         got='no steps',
         where='Trainer.train, steps',
-        hint='give the steps to take, or epochs to batches(...)',
+        hint='give the steps to take, or epochs to train(...) or batches(...)',
       )
-    most = 1 << 62 if steps is None else steps
+
+  def _refuse_end(self) -> NoReturn:
+    """Raises the error for a source that has no more batches."""
+    got, hint = 'a source that has ended', 'make it anew, or leave epochs out'
+    if self._reading is not None and self._reading.restored:
+      got = 'a checkpoint that is at the end of these examples'
+      hint = (
+        'make the source anew for another pass, or restore with resume=False'
+      )
+    raise UserError(
+      'there must be a batch to train on',
+      got=got,
+      where='Trainer.train, source',
+      hint=hint,
+    )
+
+  def _take(
+    self,
+    source: Source,
+    most: int,
+    skip: Skip | None,
+    ahead: bool,
+    passes: Passes | None = None,
+  ) -> Iterator[StepRecord]:
+    """Takes up to `most` steps, or fewer if the source or its pass ends."""
     taken, (names, examples) = 0, self._maker.learned
     try:
       while True:
         rest = most - taken
-        begin = functools.partial(self._begin, source, skip, rest, ahead)
+        begin = functools.partial(
+          self._begin, source, skip, rest, ahead, passes
+        )
         current, records = self._alone('train', begin)
         take = functools.partial(_next, current, records)
         while record := self._alone('train', take):
@@ -264,8 +344,6 @@ class Trainer:
       if seen == examples and new_names != names:  # nothing was trained
         self._alone('train', functools.partial(self._forget, names))
       raise
-    if not taken and most:
-      raise _no_batch(current.restored)
 
   def evaluate(self, source: Source, max_batches: int | None = None) -> Metrics:
     """Returns metrics of the predictions on the source's examples.
@@ -280,11 +358,18 @@ class Trainer:
       UserError: a batch that does not fit, no labels, or no end.
     """
     return self._maker.score(
-      source, lambda parts, bound: evaluate.evaluate(parts, bound, max_batches)
+      source,
+      lambda parts, bound: evaluate.evaluate(
+        parts, bound, max_batches, self._metrics
+      ),
     )
 
   def predict(
-    self, source: Source, max_batches: int | None = None
+    self,
+    source: Source,
+    max_batches: int | None = None,
+    *,
+    probabilities: bool = False,
   ) -> Float[np.ndarray, '...']:
     """Returns logits f32[n], or [n, T], of the source's examples.
 
@@ -293,14 +378,20 @@ class Trainer:
     Args:
       source: as in `evaluate`, but it needs no labels.
       max_batches: the most batches to score. None: all.
+      probabilities: whether to return probabilities of clicks instead, if the
+        loss is of clicks.
 
     Raises:
-      UserError: as `evaluate`, except for labels.
+      UserError: as `evaluate`, except for labels, or a loss that knows no
+        probabilities.
     """
-    return self._maker.score(
-      source,
-      lambda parts, bound: evaluate.predict(parts, bound, max_batches).logits,
-    )
+
+    def scores(parts: TrainerParts, bound: BatchSource) -> np.ndarray:
+      if probabilities:
+        return evaluate.probabilities(parts, bound, max_batches)
+      return evaluate.predict(parts, bound, max_batches).logits
+
+    return self._maker.score(source, scores)
 
   def rows(self, table: str) -> Array:
     """Returns the rows of a table as a copy, [R, D] of its dtype.
@@ -501,14 +592,60 @@ class Trainer:
       self._end(closes=False)
       self.parts.names = names
 
+  def _begin_again(self, source: Source) -> None:
+    """Lets a source that is made anew begin with its first batch."""
+
+    def begin() -> None:
+      self._end(closes=False)
+      self._states.forget(source)
+
+    self._alone('train', begin)
+
+  def _save_moment(self, checkpoints: Checkpoints) -> None:
+    """Saves this moment and the position of the source being trained on."""
+
+    def save() -> None:
+      assert self._reading is not None
+      now = self._reading.planned.get_state()
+      checkpoints.save(self.parts, now, wait=False)
+
+    self._maker.turns.run(save)
+
+  def _go_back(self, source: Source, skip: Skip | None, folder: str) -> None:
+    """Restores what `_save_moment` saved of training on this source."""
+    maker = self._maker
+
+    def replace() -> None:
+      position = maker.restore(folder)
+      self._states.go_back(source, position.schedule_state, skip)
+
+    def go_back() -> None:
+      self._end(closes=False)
+      maker.turns.run(replace)
+
+    self._alone('train', go_back)
+
+  def _totals(self) -> tuple[Counters, Payoff | None]:
+    """Returns the counters, and whether leaving examples out saves time."""
+    reading = self._reading
+    payoff = None if reading is None else reading.planned.clock.payoff()
+    return self.parts.engine.counters, payoff
+
   def _begin(
-    self, source: Source, skip: Skip | None, steps: int, ahead: bool
+    self,
+    source: Source,
+    skip: Skip | None,
+    steps: int,
+    ahead: bool,
+    passes: Passes | None,
   ) -> tuple[ActiveSource, Iterator[StepRecord]]:
     """Reads a source, and takes steps on it until another one is read."""
     current = self._read(source, skip)
 
     def stop() -> bool:
-      return self._reading is not current
+      if self._reading is not current:
+        return True
+      return passes is not None and passes.over(current)
 
     return current, loop.train(self.parts, current.planned, steps, stop, ahead)
 
@@ -538,20 +675,6 @@ class Trainer:
 
       self._maker.turns.run(begin)
     return new
-
-
-def _no_batch(restored: bool) -> UserError:
-  """Returns the error for a source that has no more batches."""
-  got, hint = 'a source that has ended', 'make it anew, or leave epochs out'
-  if restored:
-    got = 'a checkpoint that is at the end of these examples'
-    hint = 'make the source anew for another pass, or restore with resume=False'
-  return UserError(
-    'there must be a batch to train on',
-    got=got,
-    where='Trainer.train, source',
-    hint=hint,
-  )
 
 
 def _next(

@@ -87,6 +87,13 @@ class NumberedBatches(BatchSource):
     """Whether the batches never end."""
     return self._batches is None
 
+  @property
+  def epochs(self) -> int | None:
+    """Passes before the batches end. None: without end, or not known."""
+    if self._batches is None or not self.batches_per_epoch:
+      return None
+    return self._batches // self.batches_per_epoch
+
   def __next__(self) -> Batch:
     if self._batches is not None and self._delivered >= self._batches:
       raise StopIteration

@@ -134,7 +134,7 @@ def reuse_host_memory() -> bool:
 
   XLA's CPU backend and numpy allocate tens of MB per step. glibc returns such
   blocks to the kernel at once, so every step pays for the page faults of its
-  own scratch memory: 40 % of a DLRM RM2 step at batch 2048 on the CPU.
+  own scratch memory.
 
   Programs call it once, before their first step. It affects the whole process,
   whose resident memory then stays near its peak.

@@ -96,6 +96,11 @@ class UnboundExamples(Bindable):
     """Whether the batches never end. False if that is not known."""
     return self._cut is not None and self._cut.epochs is None
 
+  @property
+  def epochs(self) -> int | None:
+    """Passes before the batches end. None: without end, or not known."""
+    return None if self._cut is None else self._cut.epochs
+
   def in_order(self) -> 'UnboundExamples':
     """Returns the same examples without a shuffle. None is left out."""
     if self._cut is None:  # an iterator has its own order, and one reader

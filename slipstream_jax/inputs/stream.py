@@ -222,6 +222,12 @@ class StreamExamples(UnboundExamples):
     return self._form
 
   @property
+  def begins_again(self) -> bool:
+    """Whether each `bind` begins an iterator of its own."""
+    items: Any = self._items
+    return callable(items) or iter(items) is not items
+
+  @property
   def in_use(self) -> bool:
     """Whether it has read more of an iterator than it has delivered."""
     reader = self._reader

@@ -75,13 +75,20 @@ CALLS = {
   'trainer': (
     lambda **k: slip.Trainer(**{'model': Model(), 'tables': tables} | k),
     ('tables', 'features', 'row_optimizer', 'dense_optimizer', 'loss',
-     'placement', 'hot_bytes',
+     'placement', 'hot_bytes', 'metrics',
      'microbatches', 'prefetch', 'seed', 'watched',
      'workers'),
   ),
   'train': (
     lambda **k: trainer.train(**{'source': source(epochs=1), 'steps': 0} | k),
-    ('skip',),
+    ('skip', 'steps', 'epochs', 'callbacks'),
+  ),
+  'validate': (
+    lambda **k: trainer.train(
+      **{'source': source(epochs=1), 'steps': 0} | k,
+      validation=source(epochs=1),
+    ),
+    ('every', 'patience'),
   ),
   'evaluate': (
     lambda **k: trainer.evaluate(source(epochs=1), **k),

@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 
 class Column(Model):
-  """Returns [B, 1], which broadcasts against labels [B]."""
+  """Returns [B, 1], which is the same as [B]."""
 
   def __call__(self, dense, embeddings):
     return super().__call__(dense, embeddings)[:, None]

@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.common.loading import LoadedRun
 from slip_serve import Scorer, vocabulary
-from slip_serve.http import make_server
+from slip_serve.server import Server
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.export import folder as exporting
@@ -71,13 +71,14 @@ def export(run, folder, codec='float32', sizes=(1, 16, 64)):
 def served(run, folder):
   """Exports a run and serves it. Yields the scorer and the address."""
   export(run, folder, sizes=(4,))
-  with Scorer(folder) as scorer, make_server(scorer, port=0) as httpd:
-    thread = threading.Thread(target=httpd.serve_forever)
+  with Scorer(folder) as scorer:
+    server = Server(scorer, port=0)
+    thread = threading.Thread(target=server.run)
     thread.start()
     try:
-      yield scorer, httpd.server_address
+      yield scorer, server.address
     finally:
-      httpd.shutdown()
+      server.stop()
       thread.join()
 
 

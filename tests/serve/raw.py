@@ -6,7 +6,8 @@ import socket
 
 def posted(body, **headers):
   """A request to score; the headers are added or, with None, left out."""
-  fields = {'Host': 'x', 'Content-Length': str(len(body))} | headers
+  fields = {'Host': 'x', 'Content-Length': str(len(body))}
+  fields |= {'Connection': 'close'} | headers
   lines = [f'{name}: {value}' for name, value in fields.items() if value]
   head = '\r\n'.join(('POST /score HTTP/1.1', *lines, '', ''))
   return head.encode('latin-1') + body
@@ -25,9 +26,9 @@ def parsed(answer):
   """Code and values of an answer that is whole."""
   head, _, body = answer.partition(b'\r\n\r\n')
   first, *lines = head.decode().split('\r\n')
-  fields = dict(line.split(': ', 1) for line in lines)
-  assert int(fields['Content-Length']) == len(body)
-  assert fields['Connection'] == 'close'
+  fields = dict(line.lower().split(': ', 1) for line in lines)
+  assert int(fields['content-length']) == len(body)
+  assert fields['connection'] == 'close'
   version, code, _ = first.split(' ', 2)
   assert version == 'HTTP/1.1'
   return int(code), json.loads(body)

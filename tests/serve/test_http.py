@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from slip_serve import __main__, http
+from slip_serve import __main__, app, server
 from tests.serve import exported
 from tests.serve.raw import answered, exchanged, parsed, posted
 from tests.support import small
@@ -37,7 +37,8 @@ def serving(folder):
 
 
 def looked(path, method='GET'):
-  return f'{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n'.encode()
+  head = f'{method} {path} HTTP/1.1', 'Host: x', 'Connection: close', '', ''
+  return '\r\n'.join(head).encode()
 
 
 def test_scores_are_those_of_the_scorer(serving):
@@ -64,7 +65,7 @@ def test_scores_are_those_of_the_scorer(serving):
   [
     (404, looked('/none')),
     (405, looked('/score')),
-    (405, looked('/score', 'HEAD')),
+    (405, looked('/score', 'PUT')),
     (405, posted(BODY).replace(b'POST', b'post')),
     (400, posted(BODY).replace(b'HTTP/1.1', b'HTTP/2.0')),
     (400, b'GET /\r\n\r\n'),
@@ -77,15 +78,17 @@ def test_scores_are_those_of_the_scorer(serving):
     (411, posted(BODY, **{'Transfer-Encoding': 'chunked'})),
     (400, posted(BODY, **{'Content-Length': '-1'})),
     (400, posted(BODY, **{'Content-Length': 'x'})),
-    (400, posted(BODY, **{'content-length': str(len(BODY))})),
+    (400, posted(BODY, **{'content-length': str(len(BODY) + 1)})),
+    (200, posted(BODY, **{'content-length': str(len(BODY))})),
     (400, posted(BODY, **{'Content-Length': str(len(BODY) + 1)})),
-    (413, posted(BODY, **{'Content-Length': str(http.MOST_BYTES + 1)})),
-    (413, posted(BODY, **{'Content-Length': '9' * 5000})),
+    (413, posted(BODY, **{'Content-Length': str(app.MOST_BYTES + 1)})),
+    (413, posted(BODY, **{'Content-Length': '9' * 20})),
+    (400, posted(BODY, **{'Content-Length': '9' * 5000})),
     (415, posted(BODY, **{'Content-Type': 'text/plain'})),
     (200, posted(BODY, **{'Content-Type': 'application/json; charset=utf-8'})),
     (200, posted(BODY).replace(b'\r\n', b'\n')),
   ],
-  ids=range(22),
+  ids=range(24),
 )
 def test_requests_have_the_right_codes(serving, code, request_):
   got, values = answered(serving[1], request_)
@@ -110,7 +113,7 @@ def test_a_head_is_that_of_the_whole_answer(serving):
 
 
 def test_a_client_that_waits_is_told_to_continue(serving):
-  address, long = serving[1], str(http.MOST_BYTES + 1)
+  address, long = serving[1], str(app.MOST_BYTES + 1)
   request = posted(BODY, Expect='100-continue')
   with socket.create_connection(address, timeout=60) as connection:
     connection.sendall(request[: -len(BODY)])
@@ -122,7 +125,7 @@ def test_a_client_that_waits_is_told_to_continue(serving):
 
 
 def test_a_slow_client_is_given_up_in_bounded_time(serving, monkeypatch):
-  monkeypatch.setattr(http, '_PATIENCE_S', 0.5)
+  monkeypatch.setattr(server, 'PATIENCE_S', 0.5)
   head, body = posted(BODY)[:-9], posted(BODY)[-9:]
   for start, rest in ((b'', head), (head, body), (head, b'')):
     with socket.create_connection(serving[1], timeout=60) as connection:
@@ -254,7 +257,7 @@ def memory_of(process, key):
   return int(line.split()[1]) << 10
 
 
-def largest(piece, count=http.MOST_BYTES):
+def largest(piece, count=app.MOST_BYTES):
   start, end = b'{"ids": [', b'0]}'
   return start + piece * ((count - len(start + end)) // len(piece)) + end
 

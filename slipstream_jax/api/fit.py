@@ -1,0 +1,396 @@
+"""Training in passes over a source, with validations in between.
+
+Steps are taken in chunks, up to the next validation or the end of a pass. They
+overlap within a chunk. Between two chunks no step is on its way. So a
+validation is of exactly the steps before it, and changes none.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import math
+import tempfile
+import time
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from slipstream_jax.api.history import History, Validation
+from slipstream_jax.api.making import opened, Source
+from slipstream_jax.api.position import ActiveSource, own_position
+from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
+from slipstream_jax.data.numbered import NumberedBatches
+from slipstream_jax.data.source import (
+  BatchSource,
+  CheckpointableIterator,
+  ColumnNames,
+  is_endless,
+  SourceWrapper,
+  Widths,
+)
+from slipstream_jax.engine.clock import Payoff
+from slipstream_jax.engine.counters import Counters
+from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.inputs.arrays import UnboundExamples
+from slipstream_jax.inputs.stream import StreamExamples
+from slipstream_jax.training.loop import StepRecord
+from slipstream_jax.training.metrics import Metrics, watched
+
+WHERE = 'Trainer.train'
+MANY = 1 << 62
+"""More steps than any run takes."""
+
+
+class Passes:
+  """Says where passes over a source of numbered batches end.
+
+  Attributes:
+    ended: passes that have ended.
+    stopped: whether the last steps ended there.
+  """
+
+  def __init__(self) -> None:
+    """Begins with the pass that the source is in."""
+    self.ended, self.stopped = 0, False
+    self._first: int | None = None
+
+  def over(self, current: ActiveSource) -> bool:
+    """Whether the next step reads a batch of the next pass."""
+    size, now = current.bound.batches_per_epoch, current.position
+    if size is None or 'delivered' not in now:
+      return False
+    if self._first is None:
+      self._first = now['delivered'] // size
+    item = current.planned.peek()
+    if item is None:
+      return False
+    # Examples that a schedule still holds are trained, so this asks the batch
+    # itself what was read for it.
+    read = own_position(item.scheduled.state)['delivered']
+    self.stopped = read > (self._first + self.ended + 1) * size
+    return self.stopped
+
+
+class Plan(NamedTuple):
+  """Numbers that `Trainer.train` was given. None as there."""
+
+  steps: int | None
+  epochs: int | None
+  every: int | None
+  patience: int | None
+
+  def check(self, validates: bool) -> None:
+    """Checks the numbers.
+
+    Raises:
+      UserError: a number is out of range, or needs a validation.
+    """
+    hint = 'leave it out, or give a number such as 3'
+    if self.steps is not None:
+      check_whole(self.steps, 0, f'{WHERE}, steps', hint)
+    for name in 'epochs', 'every', 'patience':
+      value = getattr(self, name)
+      if value is not None:
+        check_whole(value, 1, f'{WHERE}, {name}', hint)
+      if value is not None and name != 'epochs' and not validates:
+        raise UserError(
+          f'{name} is about validations',
+          got='no examples to validate on',
+          where=f'{WHERE}, {name}',
+          hint='give validation=, a source of held-out examples',
+        )
+
+
+def begins_again(source: UnboundExamples | CheckpointableIterator) -> bool:
+  """Whether each pass over a source is over an iterator made anew."""
+  return isinstance(source, StreamExamples) and source.begins_again
+
+
+def check_passes(
+  source: UnboundExamples | CheckpointableIterator, epochs: int | None
+) -> None:
+  """Checks that a source can be read so many times.
+
+  Raises:
+    UserError: it cannot.
+  """
+  if epochs is None or begins_again(source):
+    return
+  most: int | None = 1
+  if (
+    isinstance(source, UnboundExamples)
+    and not isinstance(source, StreamExamples)
+  ) or (isinstance(source, NumberedBatches) and source.batches_per_epoch):
+    most = source.epochs
+  elif is_endless(source):
+    raise UserError(
+      'epochs are passes over a source that has an end',
+      got=f'{type(source).__name__} without one',
+      where=f'{WHERE}, epochs',
+      hint='give steps',
+    )
+  if most is not None and epochs > most:
+    raise UserError(
+      f'epochs must be at most the {most} that the source can be read',
+      got=epochs,
+      where=f'{WHERE}, epochs',
+      hint='leave epochs out of batches(...), or give a list or a function that'
+      ' makes the iterator in place of the iterator',
+    )
+
+
+class _KeptOpen(SourceWrapper):
+  """A source that is scored again later, so it is not closed."""
+
+  def arrange(self, known: ColumnNames, widths: Widths) -> ColumnNames:
+    """Puts columns in the order of a trainer's names."""
+    if isinstance(self._source, BatchSource):
+      known = self._source.arrange(known, widths)
+    return known
+
+  def close(self) -> None:
+    """Does nothing."""
+
+
+class HeldOut:
+  """Examples to validate on, each time from the same one."""
+
+  def __init__(self, source: Source, trained: Source) -> None:
+    """Checks them before any step.
+
+    Raises:
+      UserError: they have no end or no labels, or can be read only once.
+    """
+    self._source: Any = opened(source)
+    self._start: Any = None
+    got = None
+    if is_endless(self._source):
+      got, hint = 'one without end', 'make it with epochs=1'
+    elif isinstance(self._source, CheckpointableIterator):
+      if source is trained:
+        got, hint = 'the one to train on', 'make another one'
+      self._start = self._source.get_state()
+    elif isinstance(self._source, StreamExamples) and not begins_again(
+      self._source
+    ):
+      got = 'an iterator'
+      hint = 'give a list, or a function that makes the iterator'
+    elif not self._source.form.has_labels:
+      got, hint = 'examples without labels', 'give labels'
+    if got is not None:
+      raise UserError(
+        'a source to validate on must have labels and an end, and be read more'
+        ' than once',
+        got=got,
+        where=f'{WHERE}, validation',
+        hint=hint,
+      )
+
+  def score(self, evaluate: Callable[[Source], Metrics]) -> Metrics:
+    """Returns their metrics, by `Trainer.evaluate`."""
+    if self._start is None:
+      return evaluate(self._source)
+    self._source.set_state(self._start)
+    return evaluate(_KeptOpen(self._source))
+
+
+class Callbacks:
+  """Calls the methods that callbacks have, in their order.
+
+  A callback is any object with at least one of these methods:
+
+    on_step(record): a `StepRecord`, in the order of the steps. The next step
+      may have begun.
+    on_validation(record): a `Validation`. No step has begun since.
+    on_end(history): the `History`, also after an early stop, but not after an
+      error.
+  """
+
+  def __init__(
+    self,
+    callbacks: Iterable[object],
+    on_step: Callable[[StepRecord], Any] | None,
+  ) -> None:
+    """Takes callbacks, and a function that is called as an `on_step` is.
+
+    Raises:
+      UserError: one has none of the methods, or they are in no list.
+    """
+    names = 'on_step', 'on_validation', 'on_end'
+    listed = isinstance(callbacks, Iterable)
+    known = [*callbacks] if listed else []
+    for one in known if listed else [callbacks]:
+      if not (listed and any(hasattr(one, name) for name in names)):
+        raise UserError(
+          'callbacks must be a list of objects with on_step, on_validation or'
+          ' on_end',
+          got=repr(one),
+          where=f'{WHERE}, callbacks',
+          hint='give a single function as on_step=',
+        )
+    self._calls: dict[str, list[Callable[[Any], Any]]] = {
+      name: [getattr(one, name) for one in known if hasattr(one, name)]
+      for name in names
+    }
+    if on_step is not None:
+      self._calls['on_step'].append(on_step)
+
+  def tell(self, name: str, what: StepRecord | Validation | History) -> None:
+    """Calls the method of that name of each callback that has it."""
+    for call in self._calls[name]:
+      call(what)
+
+
+class Actions(NamedTuple):
+  """What a `Fit` asks of its trainer."""
+
+  take: Callable[[int, Passes | None], Iterator[StepRecord]]
+  """Takes up to so many steps, and none of the next pass."""
+  begin_again: Callable[[], None]
+  """Begins the next pass of a source that is made anew."""
+  evaluate: Callable[[Source], Metrics]
+  save: Callable[[Checkpoints], None]
+  """Saves rows, parameters and position. Writes in the background."""
+  go_back: Callable[[str], None]
+  """Restores what was saved into the folder."""
+  totals: Callable[[], tuple[Counters, Payoff | None]]
+  refuse_end: Callable[[], NoReturn]
+  """Raises the error for a source without a batch."""
+
+
+class Fit:
+  """One call of `Trainer.train`."""
+
+  def __init__(
+    self,
+    plan: Plan,
+    held_out: HeldOut | None,
+    again: bool,
+    actions: Actions,
+    callbacks: Callbacks,
+  ) -> None:
+    """Begins no step. `again`: whether the source `begins_again`."""
+    self._plan, self._held_out, self._again = plan, held_out, again
+    self._actions, self._callbacks = actions, callbacks
+    # Passes are only counted for who asks for them.
+    per_pass = held_out is not None and plan.every is None
+    counted = plan.epochs is not None or per_pass
+    self._passes = Passes() if counted else None
+    self._taken = self._since = self._of_pass = 0
+    self._losses: list[float] = []
+    self._steps: list[int] = []
+    self._events: list[dict[str, Any]] = []
+    self._validations: list[Validation] = []
+    self._best, self._worse = math.inf, 0
+    # Whether the next step begins a pass of a source that is made anew. None:
+    # that is not known.
+    self._begins_again: bool | None = None
+    self._folder: str | None = None
+    self._checkpoints: Checkpoints | None = None
+
+  def run(self) -> History:
+    """Takes all steps and returns their results."""
+    with contextlib.ExitStack() as files:
+      while not self._chunk(files):
+        pass
+      counters, payoff = self._actions.totals()
+      if self._checkpoints is not None and not self._validations[-1].best:
+        self._checkpoints.wait()
+        self._actions.go_back(self._folder or '')
+        counters, _ = self._actions.totals()
+    history = History(
+      np.array(self._losses, np.float32),
+      counters,
+      tuple(self._events),
+      payoff,
+      np.array(self._steps, np.int64),
+      tuple(self._validations),
+    )
+    self._callbacks.tell('on_end', history)
+    return history
+
+  def _chunk(self, files: contextlib.ExitStack) -> bool:
+    """Takes steps up to a validation or the end of a pass. True at the end."""
+    plan = self._plan
+    left = MANY if plan.steps is None else plan.steps - self._taken
+    if plan.every is not None:
+      left = min(left, plan.every - self._since)
+    if self._begins_again:
+      self._actions.begin_again()
+      self._begins_again = False
+    pass_ended = self._take(left) < left
+    over = self._taken == plan.steps
+    if pass_ended:
+      over = self._end_pass() or over
+    due = over or self._since == plan.every
+    due = due or (pass_ended and plan.every is None)
+    if self._held_out is not None and self._since and due:
+      over = self._validate(self._held_out, over, files) or over
+    return over
+
+  def _take(self, most: int) -> int:
+    """Takes up to `most` steps of this pass, and returns how many."""
+    taken = 0
+    for record in self._actions.take(most, self._passes):
+      taken += 1
+      self._steps.append(record.step)
+      self._losses.append(record.loss)
+      if record.event is not None:
+        self._events.append(record.event)
+      self._callbacks.tell('on_step', record)
+    self._taken += taken
+    self._since += taken
+    self._of_pass += taken
+    return taken
+
+  def _end_pass(self) -> bool:
+    """Counts the pass that has ended. Whether it was the last one.
+
+    Raises:
+      UserError: the source has no batch.
+    """
+    empty, self._of_pass = not self._of_pass, 0
+    passes, epochs = self._passes, self._plan.epochs
+    if passes is not None and passes.stopped:
+      passes.ended += 1
+      return passes.ended == epochs
+    if passes is None or epochs is None or not self._again:
+      if not self._taken:
+        self._actions.refuse_end()
+      return True
+    # An earlier call may have stopped behind the last batch of a pass.
+    if not empty:
+      passes.ended += 1
+    elif self._begins_again is not None:
+      self._actions.refuse_end()
+    self._begins_again = True
+    return passes.ended == epochs
+
+  def _validate(
+    self, held_out: HeldOut, over: bool, files: contextlib.ExitStack
+  ) -> bool:
+    """Scores the held-out examples. Whether training stops early."""
+    started = time.perf_counter()
+    metrics = held_out.score(self._actions.evaluate)
+    value, seconds = watched(metrics), time.perf_counter() - started
+    self._since, best = 0, value < self._best
+    self._worse = 0 if best else self._worse + 1
+    record = Validation(self._steps[-1], metrics, best, seconds)
+    self._validations.append(record)
+    patience = self._plan.patience
+    if best:
+      self._best = value
+      if patience is not None and not over:
+        self._save(files)
+    self._callbacks.tell('on_validation', record)
+    return patience is not None and self._worse >= patience
+
+  def _save(self, files: contextlib.ExitStack) -> None:
+    """Saves the best state so far, in place of the one before."""
+    if self._checkpoints is None:
+      folder = tempfile.TemporaryDirectory(
+        prefix='slipstream-best-', ignore_cleanup_errors=True
+      )
+      self._folder = files.enter_context(folder)
+      self._checkpoints = Checkpoints(self._folder, Saving(keep=1))
+      files.callback(self._checkpoints.close)
+    self._actions.save(self._checkpoints)

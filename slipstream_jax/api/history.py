@@ -1,0 +1,151 @@
+"""Results of `Trainer.train`, and a picture of them."""
+
+import os
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.engine.clock import Payoff
+from slipstream_jax.engine.counters import Counters
+from slipstream_jax.errors import UserError
+from slipstream_jax.training.metrics import Metrics
+
+_SMOOTHED = 200  # points of the curve of the loss
+
+
+class Validation(NamedTuple):
+  """Results of one validation."""
+
+  step: int
+  """Steps taken since the start of training."""
+  metrics: Metrics
+  """Metrics of the held-out examples, as `Trainer.evaluate` returns them."""
+  best: bool
+  """Whether the watched metric was better than in all validations before."""
+  seconds: float
+  """Time that it took."""
+
+
+class History(NamedTuple):
+  """Results of `Trainer.train`."""
+
+  losses: Float[np.ndarray, ' steps']
+  """Weighted mean loss of each step's batch, f32."""
+  counters: Counters
+  """Totals since the start of training."""
+  events: tuple[dict[str, Any], ...]
+  """What the schedule decided, in order."""
+  payoff: Payoff | None = None
+  """Whether leaving examples out saves time. None if that was not measured,
+  which takes up to 100 steps after some were left out."""
+  steps: Int[np.ndarray, ' steps'] = np.empty(0, np.int64)
+  """The steps of the losses, counted since the start of training, i64."""
+  validations: tuple[Validation, ...] = ()
+  """The validations, in order."""
+
+  @property
+  def best(self) -> Validation | None:
+    """The best validation. None if there was none with a number."""
+    return next((one for one in self.validations[::-1] if one.best), None)
+
+  def curve(self, metric: str) -> Float[np.ndarray, ' validations']:
+    """Returns a metric of each validation by its name, NaN where it is None.
+
+    Raises:
+      UserError: the metrics have no such number.
+    """
+    known = self._metrics()
+    if metric not in known:
+      raise UserError(
+        'a curve must be of a metric that the validations have',
+        got=repr(metric),
+        where='History.curve, metric',
+        hint=f'use one of {", ".join(known)}' if known else 'validate first',
+      )
+    values = [numbers_of(v.metrics).get(metric) for v in self.validations]
+    return np.array(values, np.float64)
+
+  def _metrics(self) -> list[str]:
+    """Returns the names of the metrics of all validations."""
+    numbers = (numbers_of(one.metrics) for one in self.validations)
+    return [*dict.fromkeys(name for some in numbers for name in some)]
+
+  def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+    """Draws the loss, and the metrics of the validations below it.
+
+    Args:
+      path: of a picture to write, such as 'run.png'. None: none.
+
+    Returns:
+      The figure of matplotlib. A notebook shows it.
+
+    Raises:
+      UserError: matplotlib is not installed.
+    """
+    try:
+      from matplotlib.figure import Figure
+    except ImportError as error:
+      raise UserError(
+        'a plot needs matplotlib',
+        got=error,
+        where='History.plot',
+        hint="install it with pip install 'slipstream_jax[fit]'",
+      ) from error
+    others = [name for name in self._metrics() if name != 'log_loss'][:3]
+    figure = Figure(
+      figsize=(7, 3.2 + 1.6 * len(others)), layout='constrained', dpi=120
+    )
+    ratios = [2.4] + [1.0] * len(others)
+    plots = figure.subplots(
+      len(ratios), sharex=True, squeeze=False, height_ratios=ratios
+    )[:, 0]
+    self._draw_losses(plots[0])
+    for plot, name in zip(plots[1:], others, strict=True):
+      self._draw_metric(plot, name, 'tab:orange')
+      plot.set_ylabel(name.replace('_', ' '))
+    for plot in plots:
+      plot.spines[['top', 'right']].set_visible(False)
+      plot.grid(alpha=0.25)
+    plots[-1].set_xlabel('step')
+    if path is not None:
+      figure.savefig(path)
+    return figure
+
+  def _draw_losses(self, plot: Any) -> None:
+    """Draws each loss, their moving mean, and the log loss of validations."""
+    plot.set_ylabel('loss')
+    width = max(1, len(self.losses) // _SMOOTHED)
+    if width > 1:
+      plot.plot(self.steps, self.losses, color='tab:blue', alpha=0.2, lw=0.8)
+    means = np.convolve(self.losses, np.ones(width) / width, 'valid')
+    name = f'training, mean of {width} steps' if width > 1 else 'training'
+    plot.plot(self.steps[width - 1 :], means, color='tab:blue', label=name)
+    if len(means):
+      low, high = np.nanpercentile(means, [0, 98])
+      seen = [low, high]
+      if 'log_loss' in self._metrics():
+        self._draw_metric(plot, 'log_loss', 'tab:orange', label='validation')
+        seen += [*self.curve('log_loss')]
+      low, high = np.nanmin(seen), np.nanmax(seen)
+      margin = 0.08 * (high - low) or 0.1
+      if np.isfinite(margin):
+        plot.set_ylim(low - margin, high + margin)
+    plot.legend(frameon=False)
+
+  def _draw_metric(self, plot: Any, name: str, color: str, **how: Any) -> None:
+    """Draws a metric of the validations, and a line at the best one."""
+    steps = [one.step for one in self.validations]
+    plot.plot(steps, self.curve(name), color=color, marker='o', ms=3, **how)
+    if self.best is not None:
+      plot.axvline(self.best.step, color='0.5', lw=0.8, ls='--')
+
+
+def numbers_of(metrics: Metrics) -> dict[str, float]:
+  """Returns the metrics that are numbers, without the count of examples."""
+  fields = metrics._asdict()
+  return {
+    name: float(value)
+    for name, value in fields.items()
+    if isinstance(value, int | float) and name != 'examples'
+  }

@@ -1,0 +1,280 @@
+"""`train` in passes, validated, stopped early: as a user would write it."""
+
+import jaxtyping
+import numpy as np
+import pytest
+
+import slipstream_jax as slip
+from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.errors import UserError
+from tests.api import shop
+
+PASS = 20  # full batches in a shuffled pass without end
+
+
+@pytest.fixture
+def as_users_run_it():
+  """Without the types checked, which only our own tests turn on."""
+  jaxtyping.config.update('jaxtyping_disable', True)
+  yield
+  jaxtyping.config.update('jaxtyping_disable', False)
+
+
+def column_batches(**arguments):
+  lookups = np.stack([shop.USERS, shop.ITEMS + 60], axis=1).astype(np.int32)
+  columns = Columns(shop.DENSE, lookups, shop.CLICKS)
+  return ColumnBatches(columns, shop.BATCH, **arguments)
+
+
+def test_epochs_of_a_source_without_end_are_so_many_steps():
+  with shop.trainer() as one, shop.trainer() as other:
+    history = one.train(shop.source(), epochs=2)
+    assert len(history.losses) == 2 * PASS
+    np.testing.assert_array_equal(history.steps, np.arange(1, 2 * PASS + 1))
+    steps = other.train(shop.source(), steps=2 * PASS)
+    np.testing.assert_array_equal(history.losses, steps.losses)
+    shop.assert_same(one, other)
+
+
+def test_a_loop_over_epochs_is_as_many_epochs():
+  with shop.trainer() as one, shop.trainer() as other:
+    source = shop.source(epochs=3)
+    for _ in range(3):
+      assert len(one.train(source, epochs=1).losses) == 21
+      one.evaluate(shop.held_out())
+    with pytest.raises(UserError, match='a source that has ended'):
+      one.train(source, epochs=1)
+    other.train(shop.source(epochs=3))
+    shop.assert_same(one, other)
+
+
+def test_a_pass_under_way_is_the_first():
+  with shop.trainer() as trainer:
+    source = shop.source()
+    trainer.train(source, steps=PASS + 5)
+    assert len(trainer.train(source, epochs=1).losses) == PASS - 5
+    assert len(trainer.train(source, epochs=1).losses) == PASS
+    assert len(trainer.train(source, steps=3, epochs=1).losses) == 3
+    assert len(trainer.train(source, steps=100, epochs=1).losses) == PASS - 3
+
+
+def test_epochs_of_a_list_and_of_a_function_are_read_again():
+  items = [*shop.dicts(5)]
+  with shop.trainer() as one, shop.trainer() as other, shop.trainer() as third:
+    history = one.train(items + items + items)
+    again = other.train(items, epochs=2)
+    assert len(again.losses) == 10
+    more = other.train(items, epochs=1)
+    losses = [*again.losses, *more.losses]
+    np.testing.assert_array_equal(history.losses, losses)
+    shop.assert_same(one, other)
+
+    def make():
+      return iter(items)
+
+    third.train(make, steps=5)  # and does not look for the end
+    third.train(make, epochs=2)
+    shop.assert_same(one, third)
+
+
+@pytest.mark.parametrize(
+  ('source', 'message'),
+  [
+    (lambda: shop.dicts(5), 'at most the 1 that the source can be read, got 2'),
+    (lambda: shop.source(epochs=1), 'at most the 1'),
+    (lambda: column_batches(epochs=1), 'at most the 1'),
+  ],
+)
+def test_what_cannot_be_passed_twice_says_so_first(source, message):
+  with shop.trainer() as trainer:
+    given = source()
+    with pytest.raises(UserError, match=message):
+      trainer.train(given, epochs=2)
+    trainer.train(given, epochs=1)
+
+
+def test_a_validated_run_reads_like_this():
+  with shop.trainer() as trainer:
+    history = trainer.train(
+      shop.source(), epochs=3, validation=shop.held_out(), patience=2
+    )
+    assert [v.step for v in history.validations] == [20, 40, 60]
+    losses = history.curve('log_loss')
+    assert history.best.metrics.log_loss == losses.min()
+    assert trainer.evaluate(shop.held_out()) == history.best.metrics
+    with pytest.raises(UserError, match='use one of auc, log_loss'):
+      history.curve('recall')
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'steps'),
+  [
+    ({'steps': 25, 'every': 10}, [10, 20, 25]),
+    ({'steps': 20, 'every': 10}, [10, 20]),
+    ({'steps': 25}, [20, 25]),
+    ({'epochs': 2, 'every': 15}, [15, 30, 40]),
+    ({'steps': 0, 'every': 10}, []),
+  ],
+)
+def test_when_it_is_validated(arguments, steps):
+  with shop.trainer() as trainer:
+    held_out = shop.held_out()
+    history = trainer.train(shop.source(), validation=held_out, **arguments)
+    assert [v.step for v in history.validations] == steps
+
+
+@pytest.mark.parametrize(
+  'held_out',
+  [
+    lambda: [*shop.dicts(5)],
+    lambda: lambda: shop.dicts(5),
+    lambda: column_batches(epochs=1),
+    lambda: slip.batches([*shop.dicts(5)], label='label', dense='dense'),
+  ],
+)
+def test_any_held_out_source_that_can_be_read_again(held_out):
+  with shop.trainer() as trainer:
+    held_out = held_out()
+    history = trainer.train(
+      shop.source(), steps=30, validation=held_out, every=10
+    )
+    assert len({v.metrics.examples for v in history.validations}) == 1
+    assert len(history.validations) == 3
+    assert history.validations[2].metrics.log_loss > 0
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ({'validation': shop.source()}, 'one without end .*epochs=1'),
+    ({'validation': shop.dicts(5)}, 'got an iterator .*give a list'),
+    ({'validation': shop.held_out(None)}, 'examples without labels'),
+    ({'validation': 3}, 'ids must come by feature'),
+    ({'patience': 2}, 'patience is about validations'),
+    ({'every': 2}, 'every is about validations'),
+    ({'epochs': 0}, 'epochs must be a whole number, at least 1, got 0'),
+    ({'epochs': 1.5}, 'epochs must be a whole number'),
+    ({'validation': shop.held_out(), 'every': 0}, 'every must be a whole'),
+    ({'validation': shop.held_out(), 'patience': 0}, 'patience must be'),
+    ({'callbacks': [print]}, 'objects with on_step'),
+    ({'callbacks': 3}, 'must be a list'),
+  ],
+)
+@pytest.mark.usefixtures('as_users_run_it')
+def test_wrong_arguments_end_in_a_sentence_before_any_step(arguments, message):
+  with shop.trainer() as trainer:
+    with pytest.raises(UserError, match=message):
+      trainer.train(shop.source(), **({'steps': 5} | arguments))
+    with pytest.raises(UserError, match='when its first source comes'):
+      trainer.parts  # noqa: B018
+
+
+class Ear:
+  def __init__(self):
+    self.heard = []
+
+  def on_step(self, record):
+    self.heard.append(record.step)
+
+  def on_validation(self, record):
+    self.heard.append(('validation', record.step))
+
+  def on_end(self, history):
+    self.heard.append(len(history.losses))
+
+
+class OnlyTheEnd:
+  def on_end(self, history):
+    self.steps = history.steps
+
+
+def test_callbacks_hear_steps_validations_and_the_end():
+  ear, end = Ear(), OnlyTheEnd()
+  with shop.trainer() as trainer:
+    trainer.train(
+      shop.source(),
+      steps=4,
+      validation=shop.held_out(),
+      every=2,
+      callbacks=[ear, end],
+    )
+  two = ('validation', 2), ('validation', 4)
+  assert ear.heard == [1, 2, two[0], 3, 4, two[1], 4]
+  assert [*end.steps] == [1, 2, 3, 4]
+
+
+# The log loss on these rises from the first validation on.
+WORSE = shop.held_out(1 - shop.CLICKS)
+
+
+def test_after_an_early_stop_other_sources_are_trained_as_ever():
+  """Fine-tuning on a second source, then back to the first one."""
+  stops = {'validation': WORSE, 'every': 5, 'patience': 2}
+  with shop.trainer() as one, shop.trainer() as other:
+    first, second = shop.source(), shop.source(seed=2)
+    same, too = shop.source(), shop.source(seed=2)
+    history = one.train(first, steps=50, **stops)
+    assert [v.step for v in history.validations] == [5, 10, 15]
+    assert len(history.losses) == 15
+    other.train(same, steps=5)
+    for trainer, a, b in (one, first, second), (other, same, too):
+      trainer.train(b, steps=7)
+      trainer.train(a, steps=3)
+    shop.assert_same(one, other)
+
+
+def test_batches_of_the_user_go_back_with_an_early_stop():
+  stops = {'validation': WORSE, 'every': 5, 'patience': 1}
+  with shop.trainer() as one, shop.trainer() as other:
+    source, same = column_batches(), column_batches()
+    one.train(source, steps=50, **stops)
+    other.train(same, steps=5)
+    one.train(source, steps=3)
+    other.train(same, steps=3)
+    shop.assert_same(one, other)
+
+
+def test_an_iterator_continues_where_it_is_after_an_early_stop():
+  stops = {'validation': WORSE, 'every': 5, 'patience': 1}
+  items = [*shop.dicts(20)]
+  with shop.trainer() as one, shop.trainer() as other:
+    stream = iter(items)
+    assert len(one.train(stream, **stops).losses) == 10
+    other.train(items, steps=5)
+    shop.assert_same(one, other)
+    assert len(one.train(stream).losses) == 10
+    other.train(items[10:])
+    shop.assert_same(one, other)
+
+
+def test_an_early_stop_in_the_second_pass_of_a_list(tmp_path):
+  items = [*shop.dicts(5)]
+  stops = {'validation': WORSE, 'patience': 1}
+  with shop.trainer() as one, shop.trainer() as other:
+    one.train(items, epochs=9, **stops)
+    other.train(items, epochs=1)
+    shop.assert_same(one, other)
+    one.save(tmp_path)
+    one.train(items, epochs=1)
+    other.train(items, epochs=1)
+    shop.assert_same(one, other)
+
+
+def test_a_failed_run_leaves_the_trainer_and_no_folder(tmp_path, monkeypatch):
+  monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+
+  def stop(record):
+    if record.step == 12:
+      assert len([*tmp_path.iterdir()]) == 1
+      raise KeyboardInterrupt
+
+  with shop.trainer() as one, shop.trainer() as other:
+    source, same = shop.source(), shop.source()
+    with pytest.raises(KeyboardInterrupt):
+      one.train(source, 50, validation=WORSE, every=5, patience=9, on_step=stop)
+    assert not [*tmp_path.iterdir()]
+    other.train(same, 12)
+    shop.assert_same(one, other)
+    one.train(source, 3)
+    other.train(same, 3)
+    shop.assert_same(one, other)

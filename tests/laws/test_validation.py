@@ -1,0 +1,118 @@
+"""Validation changes no number, and an early stop leaves those of the best.
+
+A run that stopped early is a run that was asked for the steps of the best
+validation: in all bits, and also in what is trained after it.
+"""
+
+import glob
+import tempfile
+
+from hypothesis import example, given, Phase, settings
+from hypothesis import strategies as st
+import numpy as np
+
+from tests.api import shop
+
+# Training moves away from these labels, sooner or later.
+FLIPPED = np.where(np.arange(shop.EXAMPLES) % 3, 1 - shop.CLICKS, shop.CLICKS)
+runs = st.fixed_dictionaries(
+  {
+    'placement': st.sampled_from([*shop.PLACINGS.values()]),
+    'skip': st.sampled_from([*shop.SKIPS.values()]),
+    'every': st.integers(1, 40),
+    'prefetch': st.sampled_from([0, 2]),
+    'waits': st.booleans(),
+    'epochs': st.sampled_from([None, 9]),
+  }
+)
+HARD = {
+  'placement': 'pinned',
+  'skip': shop.SKIPS['rows'],
+  'every': 7,
+  'prefetch': 2,
+  'waits': False,
+  'epochs': None,
+}
+
+
+def started(case):
+  of = {name: case[name] for name in ('placement', 'prefetch')}
+  return shop.trainer(**of), shop.source(epochs=case['epochs'])
+
+
+def trained(trainer, source, case, steps, **more):
+  on_step = (lambda record: None) if case['waits'] else None
+  return trainer.train(
+    source, steps, skip=case['skip'], on_step=on_step, **more
+  )
+
+
+def decided(history):
+  return [
+    {k: v for k, v in event.items() if k != 'seconds_choosing'}
+    for event in history.events
+  ]
+
+
+def assert_same_run(one, other):
+  for a, b in zip(one, other, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
+@given(runs, st.integers(1, shop.STEPS))
+@example(HARD, 60)
+def test_validation_changes_no_number(case, steps):
+  trainer, source = started(case)
+  other, same = started(case)
+  with trainer, other:
+    plain = trained(trainer, source, case, steps)
+    seen = trained(
+      other, same, case, steps, validation=shop.held_out(), every=case['every']
+    )
+    assert_same_run([plain.losses], [seen.losses])
+    assert decided(plain) == decided(seen)
+    shop.assert_same(trainer, other)
+    assert shop.examples_of(trainer) == shop.examples_of(other)
+    taken = len(plain.losses)
+    last = [] if taken % case['every'] == 0 else [taken]
+    every = [*range(case['every'], taken + 1, case['every']), *last]
+    assert [v.step for v in seen.validations] == every
+    more = trained(trainer, source, case, 5), trained(other, same, case, 5)
+    assert_same_run([more[0].losses], [more[1].losses])
+
+
+@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
+@given(runs, st.integers(1, 3))
+@example(HARD, 1)
+@example(HARD | {'every': 13, 'skip': None, 'placement': 'streamed'}, 2)
+def test_an_early_stop_is_the_best_state_in_all_bits(case, patience):
+  trainer, source = started(case)
+  other, same = started(case)
+  with trainer, other:
+    history = trained(
+      trainer,
+      source,
+      case,
+      40,
+      validation=shop.held_out(FLIPPED),
+      every=case['every'],
+      patience=patience,
+    )
+    best = history.best.step
+    scores = history.curve('log_loss')
+    assert best == history.validations[int(np.argmin(scores))].step
+    after = [v for v in history.validations if v.step > best]
+    assert len(after) <= patience
+    trained(other, same, case, best)
+    shop.assert_same(trainer, other)
+    assert shop.examples_of(trainer) == shop.examples_of(other)
+    assert history.counters == trainer.parts.engine.counters
+    # Where it goes on, too: with the same skip, or without.
+    for skip in case['skip'], None:
+      how = case | {'skip': skip}
+      one = trained(trainer, source, how, 6)
+      two = trained(other, same, how, 6)
+      assert_same_run([one.losses, one.steps], [two.losses, two.steps])
+    shop.assert_same(trainer, other)
+    assert not glob.glob(f'{tempfile.gettempdir()}/slipstream-best-*')

@@ -1,0 +1,390 @@
+"""The service, as those who call it write it: raw ids by name, and JSON."""
+
+import contextlib
+import http.client
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from flax import linen as nn
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from slip_serve import __main__, app, server
+from slip_serve.scorer import Scorer
+import slipstream_jax as slip
+from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.state import integers
+from tests.serve import exported
+from tests.serve.raw import answered, posted
+from tests.serve.test_scores import uneven
+from tests.support import small
+from tests.support.programs import started
+from tests.support.texts.mutations import check_sentence
+from tests.support.watchdog import watchdog
+
+
+class TwoTowers(nn.Module):
+  @nn.compact
+  def __call__(self, dense, embeddings):
+    whole = jnp.concatenate([dense['age'][:, None], embeddings['user']], axis=1)
+    return (nn.Dense(16)(whole) * embeddings['item']).sum(-1)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """An export of a model of users, items and ages."""
+  folder = tmp_path_factory.mktemp('service') / 'export'
+  data = {
+    'user': [*range(50)] * 10,
+    'item': [f'item-{n}' for n in range(100)] * 5,
+    'age': [float(20 + n % 40) for n in range(500)],
+    'label': [n % 2 for n in range(500)],
+  }
+  words = {'item': slip.GrowingVocabulary(101)}
+  source = slip.batches(
+    {'age': data['age']},
+    {'user': data['user'], 'item': data['item']},
+    data['label'],
+    batch_size=50,
+    vocabularies=words,
+  )
+  tables = {'user': slip.Table(50), 'item': slip.Table(101)}
+  with slip.Trainer(TwoTowers(), tables) as trainer:
+    trainer.train(source, steps=10)
+    trainer.export(folder, batch_sizes=[1, 16])
+  return folder
+
+
+class Running:
+  """A server in a thread of its own."""
+
+  def __init__(self, scorer, **how):
+    self.server = server.Server(scorer, port=0, **how)
+    self.url = 'http://{}:{}'.format(*self.server.address)
+
+  def __enter__(self):
+    self.thread = threading.Thread(target=self.server.run)
+    self.thread.start()
+    return self
+
+  def __exit__(self, *_):
+    self.server.stop()
+    self.thread.join()
+
+
+@pytest.fixture(scope='module')
+def running(folder):
+  with Scorer(folder) as scorer, Running(scorer) as one:
+    one.scorer = scorer
+    yield one
+
+
+def ask(url, values=None):
+  """Code, values and headers of an answer."""
+  data = None if values is None else json.dumps(values).encode()
+  head = {'Content-Type': 'application/json'}
+  request = urllib.request.Request(url, data, head)
+  try:
+    with urllib.request.urlopen(request, timeout=60) as answer:
+      return answer.status, json.load(answer), answer.headers
+  except urllib.error.HTTPError as error:
+    with error:
+      return error.code, json.load(error), error.headers
+
+
+def test_raw_ids_by_name_are_scored(running):
+  ids = {'user': [3, 49], 'item': ['item-7', 'never seen']}
+  dense = {'age': [31, 25.5]}
+  code, answer, _ = ask(f'{running.url}/score', {'ids': ids, 'dense': dense})
+  assert code == 200, answer
+  expected = running.scorer.probabilities(dense, ids)
+  np.testing.assert_array_equal(
+    np.array(answer['probabilities'], np.float32), expected
+  )
+  lines = {'ids': [[3, 'item-7'], [49, None]], 'dense': [[31], [25.5]]}
+  code, answer, _ = ask(f'{running.url}/score', lines)
+  assert code == 200, answer
+  assert answer['probabilities'][0] == expected[0]
+
+
+def test_the_service_says_what_it_takes(running):
+  code, facts, _ = ask(running.url)
+  assert code == 200
+  names = [(one['name'], one['ids']) for one in facts['features']]
+  assert names == [('user', 'none'), ('item', 'text')]
+  assert [one['name'] for one in facts['dense']] == ['age']
+  code, stats, _ = ask(f'{running.url}/stats')
+  assert (code, {'requests', 'batches', 'examples'} <= {*stats}) == (200, True)
+
+
+GOOD = {'ids': {'user': [3, 4], 'item': ['a', 'b']}, 'dense': {'age': [1, 2]}}
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    ({'ids': {'user': [3], 'itm': ['a']}}, ('itm', 'user, item, age')),
+    ({'ids': {'user': [3]}}, ("'item'", 'ids')),
+    ({'ids': {}}, ("'user'",)),
+    ({'ids': {'user': [], 'item': []}}, ('1 to 65536',)),
+    ({'ids': {'user': 3, 'item': ['a']}}, ('list of 1 to', 'got 3')),
+    ({'ids': {'user': [3, 4], 'item': ['a']}}, ("'item'", '2 examples')),
+    ({'ids': {'user': [3, 4], 'item': ['a', 7]}}, ('1', "'item'", 'got 7')),
+    ({'ids': {'user': [3, 4], 'item': ['a', -2]}}, ('1', "'item'", '-2')),
+    ({'ids': {'user': [3, 50], 'item': ['a', 'b']}}, ('1', "'user'", '50')),
+    ({'ids': {'user': [-2, 4], 'item': ['a', 'b']}}, ('0', "'user'", '-2')),
+    ({'ids': {'user': [3, '4'], 'item': ['a', 'b']}}, ('1', "'user'", '"4"')),
+    ({'ids': {'user': [3, True], 'item': ['a', 'b']}}, ("'user'", 'true')),
+    ({'ids': {'user': [3, [4, 5]], 'item': ['a', 'b']}}, ('1', 'up to 1')),
+    ({'dense': {}}, ("'age'",)),
+    ({'dense': {'age': [1]}}, ("'age'", 'list of 2', 'list of 1')),
+    ({'dense': {'age': [1, None]}}, ('example 1', "'age'", 'null')),
+    ({'dense': {'age': [1, '2']}}, ('example 1', "'age'", '"2"')),
+    ({'dense': {'age': [1, [2, 3]]}}, ('example 1', "'age'", 'list of 2')),
+    ({'dense': {'age': [1, 10**400]}}, ('example 1', "'age'")),
+    ({'dense': {'user': [1, 2]}}, ('dense by name', 'age', 'user')),
+    ({'weights': {'user': [1, 2]}}, ('no weights',)),
+  ],
+)
+def test_errors_name_feature_example_and_value(running, change, words):
+  code, answer, _ = ask(f'{running.url}/score', GOOD | change)
+  assert code == 400, answer
+  check_sentence(answer['error'], *words)
+
+
+@pytest.fixture(scope='module')
+def bags(tmp_path_factory):
+  """Weighted bags, a vocabulary, and dense features without names."""
+  run = exported.trained(uneven(), steps=0)
+  known = tuple(
+    Vocabulary(integers(np.arange(-40, 40, 10 + i))) for i in range(3)
+  )
+  run = run._replace(data=run.data._replace(vocabulary=lambda: known))
+  with exported.served(run, tmp_path_factory.mktemp('bags') / 'x') as one:
+    yield one
+
+
+def test_bags_and_weights_by_name_are_scored_as_in_process(bags):
+  scorer, address = bags
+  rng = random.Random(0)
+  with watchdog():
+    for _ in range(40):
+      count, ids, weights = rng.randrange(1, 6), {}, {}
+      for one in scorer.layout.features:
+        lengths = [rng.randrange(one.length + 1) for _ in range(count)]
+        values = (rng.randrange(-60, 60), None, '7', '-7', 'é', '007')
+        cells = [[rng.choice(values) for _ in range(n)] for n in lengths]
+        flat = one.length == 1 and all(lengths) and rng.random() < 0.5
+        ids[one.name] = [cell[0] for cell in cells] if flat else cells
+        weights[one.name] = [[rng.gauss(0, 1) for _ in cell] for cell in cells]
+      if rng.random() < 0.5:
+        weights.popitem()
+      dense = [[rng.gauss(0, 1) for _ in range(small.DENSE)]] * count
+      body = {'dense': dense, 'ids': ids, 'weights': weights}
+      code, answer = answered(address, posted(json.dumps(body).encode()))
+      assert code == 200, (answer, body)
+      expected = scorer.probabilities(np.array(dense), ids, weights)
+      np.testing.assert_array_equal(
+        np.array(answer['probabilities'], np.float32), expected
+      )
+
+
+def test_wrong_weights_and_dense_by_name_are_refused(bags):
+  _, address = bags
+  good = {'x': [[1, 2]], 'y': [[]], 'z': [1], 'w': [[1, 2]]}
+  dense = [[0] * small.DENSE]
+  for change, words in (
+    ({'weights': {'x': [[1]]}}, ('as many as its ids', "'x'")),
+    ({'weights': {'q': [[1]]}}, ('q',)),
+    ({'weights': {'x': [[1, True]]}}, ('example 0', "'x'", 'true')),
+    ({'dense': {'x': [1]}}, ('no names',)),
+    ({'ids': good | {'x': [[1, 2, 3, 4]]}}, ('up to 3', "'x'")),
+    ({'ids': [[1] * 8], 'weights': {'x': [[1]]}}, ('need ids by name',)),
+  ):
+    body = {'ids': good, 'dense': dense} | change
+    code, answer = answered(address, posted(json.dumps(body).encode()))
+    assert code == 400, answer
+    check_sentence(answer['error'], *words)
+
+
+def test_a_connection_answers_several_requests(running):
+  address = running.server.address
+  with contextlib.closing(
+    http.client.HTTPConnection(*address, timeout=60)
+  ) as connection:
+    for body, code in ((json.dumps(GOOD), 200), ('{', 400)) * 2:
+      connection.request('POST', '/score', body)
+      with connection.getresponse() as answer:
+        assert (answer.status, answer.will_close) == (code, False)
+        answer.read()
+
+
+def test_requests_that_wait_are_scored_together(running, monkeypatch):
+  scorer, go = running.scorer, threading.Event()
+  alone = scorer.probabilities
+
+  def waiting(*given):
+    assert go.wait(60)
+    return alone(*given)
+
+  monkeypatch.setattr(scorer, 'probabilities', waiting)
+  before = ask(f'{running.url}/stats')[1]
+  answers = [None] * 16
+
+  def client(number):
+    ids = {'user': [number], 'item': [f'item-{number}']}
+    body = {'ids': ids, 'dense': {'age': [20 + number]}}
+    answers[number] = (body, ask(f'{running.url}/score', body))
+
+  threads = [threading.Thread(target=client, args=(n,)) for n in range(16)]
+  for thread in threads:
+    thread.start()
+  jobs = running.server._app.state.batcher._jobs
+  while len(jobs) < 15:
+    time.sleep(0.01)
+  go.set()
+  for thread in threads:
+    thread.join()
+  after = ask(f'{running.url}/stats')[1]
+  assert after['requests'] - before['requests'] == 16
+  assert after['batches'] - before['batches'] == 2
+  for body, (code, answer, _) in answers:
+    assert code == 200
+    expected = alone(body['dense'], body['ids'])
+    np.testing.assert_allclose(answer['probabilities'], expected, rtol=1e-6)
+
+
+def test_more_requests_than_may_wait_are_told_to_come_again(
+  running, monkeypatch
+):
+  go, full = threading.Event(), threading.Semaphore(0)
+  monkeypatch.setattr(app, 'MOST_REQUESTS', 2)
+  alone = running.scorer.probabilities
+  monkeypatch.setattr(
+    running.scorer,
+    'probabilities',
+    lambda *given: go.wait(60) and alone(*given),
+  )
+  answers = []
+
+  def client():
+    answers.append(ask(f'{running.url}/score', GOOD))
+    full.release()
+
+  threads = [threading.Thread(target=client) for _ in range(6)]
+  for thread in threads:
+    thread.start()
+  for _ in range(4):
+    full.acquire()
+  assert ask(f'{running.url}/health')[0] == 200
+  go.set()
+  for thread in threads:
+    thread.join()
+  assert sorted(code for code, _, _ in answers) == [200] * 2 + [503] * 4
+  for code, answer, headers in answers:
+    if code == 503:
+      assert headers['Retry-After'] == '1'
+      assert '2 requests' in answer['error']
+
+
+def test_health_says_when_it_can_score(folder, monkeypatch):
+  monkeypatch.setattr(server, '_LINGER_S', 60)
+  go = threading.Event()
+  with Scorer(folder) as scorer:
+    compiles = scorer.compile
+    monkeypatch.setattr(scorer, 'compile', lambda: go.wait(60) and compiles())
+    with Running(scorer) as one:
+      url = f'{one.url}/health'
+      assert ask(url)[:2] == (503, {'status': 'starting'})
+      go.set()
+      while ask(url)[0] == 503:
+        time.sleep(0.01)
+      assert ask(url)[:2] == (200, {'status': 'ok'})
+      connection = http.client.HTTPConnection(*one.server.address, timeout=60)
+      code, stopped = 200, False
+      while code == 200:
+        connection.request('GET', '/health')
+        answer = connection.getresponse()
+        code, values = answer.status, json.load(answer)
+        if not stopped:
+          one.server.stop()
+          stopped = True
+        time.sleep(0.01)
+      assert (code, values) == (503, {'status': 'draining'})
+      assert answer.will_close
+      connection.close()
+
+
+def test_a_client_that_reads_no_answer_is_given_up(running, monkeypatch):
+  monkeypatch.setattr(server, 'PATIENCE_S', 0.5)
+  request = b'GET / HTTP/1.1\r\nHost: x\r\n\r\n' * 100
+  with watchdog(), socket.socket() as connection:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(running.server.address)
+    with contextlib.suppress(ConnectionError):
+      while True:
+        connection.sendall(request)
+
+
+def test_a_stopped_program_answers_on_connections_that_are_open(folder):
+  """No request of a client that keeps its connection is lost."""
+  command = [sys.executable, '-m', 'slip_serve', str(folder), '--port=0']
+  counts = {'answered': 0, 'lost': 0}
+  with started(
+    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+  ) as process:
+    host, port = process.stdout.readline().strip()[7:].split(':')
+
+    def client():
+      while True:
+        connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        try:
+          connection.connect()
+        except OSError:
+          connection.close()
+          return
+        try:
+          closes = False
+          while not closes:
+            connection.request('POST', '/score', json.dumps(GOOD))
+            answer = connection.getresponse()
+            answer.read()
+            closes = answer.will_close
+            counts['answered'] += answer.status == 200
+        except (OSError, http.client.HTTPException):
+          counts['lost'] += 1
+        connection.close()
+
+    threads = [threading.Thread(target=client) for _ in range(8)]
+    for thread in threads:
+      thread.start()
+    while counts['answered'] < 100:
+      assert process.poll() is None
+      time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    for thread in threads:
+      thread.join()
+    assert process.stderr.read() == ''
+  assert counts['lost'] == 0
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(
+  folder, monkeypatch, capsys
+):
+  monkeypatch.setitem(sys.modules, 'uvicorn', None)
+  monkeypatch.delitem(sys.modules, 'slip_serve.server')
+  monkeypatch.setattr(sys, 'argv', ['slip_serve', str(folder)])
+  assert __main__.main() == 1
+  errors = capsys.readouterr().err
+  assert errors.startswith('error: the server must have uvicorn and starlette')
+  assert "pip install 'slipstream_jax[serve]'" in errors
