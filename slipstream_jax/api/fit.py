@@ -5,7 +5,7 @@ overlap within a chunk. Between two chunks no step is on its way. So a
 validation is of exactly the steps before it, and changes none.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import contextlib
 import importlib.util
 import math
@@ -36,7 +36,7 @@ from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.inputs.arrays import UnboundExamples
 from slipstream_jax.inputs.stream import StreamExamples
 from slipstream_jax.training.loop import StepRecord
-from slipstream_jax.training.metrics import Metric, Metrics, name_of
+from slipstream_jax.training.metrics import Metrics, watched
 
 WHERE = 'Trainer.train'
 MANY = 1 << 62
@@ -109,11 +109,18 @@ class Plan(NamedTuple):
   monitor: Monitor | None = None
 
   def check(self, validates: bool) -> None:
-    """Checks the numbers.
+    """Checks the numbers, and that `monitor` is a function.
 
     Raises:
       UserError: a number is out of range, or needs a validation.
     """
+    if self.monitor is not None and not callable(self.monitor):
+      raise UserError(
+        'monitor must be a function of metrics to the number that is to be low',
+        got=repr(self.monitor),
+        where=f'{WHERE}, monitor',
+        hint='give one such as lambda metrics: -metrics.auc',
+      )
     hint = 'leave it out, or give a number such as 3'
     if self.steps is not None:
       check_whole(self.steps, 0, f'{WHERE}, steps', hint)
@@ -128,6 +135,13 @@ class Plan(NamedTuple):
           where=f'{WHERE}, {name}',
           hint='give validation=, a source of held-out examples',
         )
+
+  def watched(self, metrics: Metrics) -> float:
+    """Returns the number that is to be low, or NaN."""
+    if self.monitor is None:
+      return watched(metrics)
+    value = self.monitor(metrics)
+    return math.nan if value is None else float(value)
 
 
 def begins_again(source: UnboundExamples | CheckpointableIterator) -> bool:
@@ -246,46 +260,6 @@ class HeldOut:
       return evaluate(self._source)
     self._source.set_state(self._start)
     return evaluate(_KeptOpen(self._source))
-
-
-_LOSSES = 'log_loss', 'rmse'  # what is low for a loss of the library
-
-
-def check_monitor(
-  monitor: Monitor | None,
-  patience: int | None,
-  metrics: Sequence[Metric] | None,
-) -> None:
-  """Checks what early stopping watches, before any step.
-
-  Args:
-    monitor: as given to `Trainer.train`.
-    patience: as given there.
-    metrics: those that the user chose, None if there are no such.
-
-  Raises:
-    UserError: `monitor` is no function, or patience has nothing to watch.
-  """
-  if monitor is not None and not callable(monitor):
-    raise UserError(
-      'monitor must be a function of metrics to the number that is to be low',
-      got=repr(monitor),
-      where=f'{WHERE}, monitor',
-      hint='give one such as lambda metrics: -metrics.auc',
-    )
-  if patience is not None and monitor is None and metrics is not None:
-    names = [name_of(metric) for metric in metrics]
-    if not {*_LOSSES} & {*names}:
-      _refuse(names)
-
-
-def _refuse(metrics: Iterable[str]) -> NoReturn:
-  raise UserError(
-    f'patience watches {" or ".join(_LOSSES)}, or what monitor returns',
-    got=', '.join(metrics) or 'no metrics',
-    where=f'{WHERE}, monitor',
-    hint='give one such as monitor=lambda metrics: -metrics.auc',
-  )
 
 
 class Actions(NamedTuple):
@@ -449,7 +423,7 @@ class Fit:
     """Scores the held-out examples. Whether training stops early."""
     started = time.perf_counter()
     metrics = held_out.score(self._actions.evaluate)
-    value, seconds = self._watched(metrics), time.perf_counter() - started
+    value, seconds = self._plan.watched(metrics), time.perf_counter() - started
     self._since, best = 0, value < self._best
     self._worse = 0 if best else self._worse + 1
     record = Validation(self._steps[-1], metrics, best, seconds)
@@ -461,18 +435,6 @@ class Fit:
         self._save(files)
     self._callbacks.tell('on_validation', record)
     return patience is not None and self._worse >= patience
-
-  def _watched(self, metrics: Metrics) -> float:
-    """Returns the number that should be low, NaN if there is none."""
-    plan, values = self._plan, metrics.values
-    if plan.monitor is not None:
-      value = plan.monitor(metrics)
-    else:
-      name = next((name for name in _LOSSES if name in values), None)
-      if name is None and plan.patience is not None:
-        _refuse(values)
-      value = None if name is None else values[name]
-    return math.nan if value is None else float(value)
 
   def _save(self, files: contextlib.ExitStack) -> None:
     """Saves the best state so far, in place of the one before."""

@@ -20,7 +20,6 @@ from slipstream_jax.api.callbacks import Callbacks
 from slipstream_jax.api.fit import (
   Actions,
   begins_again,
-  check_monitor,
   check_passes,
   draws_bar,
   Fit,
@@ -57,7 +56,12 @@ from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.loop import StepRecord
-from slipstream_jax.training.metrics import check_metrics, Metric, Metrics
+from slipstream_jax.training.metrics import (
+  check_metrics,
+  check_watched,
+  Metric,
+  Metrics,
+)
 from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
@@ -224,12 +228,13 @@ class Trainer:
       validation: held-out examples, as `evaluate` takes them, that can be read
         again. They are scored every so often, and at the end.
       every: steps between validations. None: one after each pass.
-      patience: validations in a row without a lower log loss, or RMSE, that
-        end the training. The trainer, and where the source is resumed, are then
-        those of the best validation, also if training ended by itself. Only an
+      patience: validations in a row without a better metric that end the
+        training. The trainer, and where the source is resumed, are then those
+        of the best validation, also if training ended by itself. Only an
         iterator continues where it is. None: nothing ends or is restored.
-      monitor: maps metrics to the number that is to be low in place of these,
-        such as `lambda metrics: -metrics.auc`.
+      monitor: maps metrics to the number that is to be low, such as
+        `lambda metrics: -metrics.auc`. None: the first of log loss, RMSE, MAE,
+        AUC and accuracy that there is.
       progress: whether to draw a bar on stderr if that is a terminal, and a
         table at the end. None: if rich is installed.
       callbacks: objects with methods `on_step(record)`, `on_validation(record)`
@@ -246,7 +251,8 @@ class Trainer:
     """
     plan = Plan(steps, epochs, every, patience, monitor)
     plan.check(validation is not None)
-    check_monitor(monitor, patience, self._metrics)
+    if patience is not None and monitor is None:
+      check_watched(self._metrics)
     again = False
     if epochs is None:
       self._check_end(source, steps)

@@ -114,6 +114,7 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
     _lookup_weights(given, shape.tables),
     None if given.offset is None else _floats('offset', given.offset),
     _fresh(given.fresh, shape.num_rows),
+    _fresh_vectors(given),
   )
   if shape.num_rows > np.iinfo(own.lookups.dtype).max:  # of i32, past 2**31
     own = own._replace(lookups=own.lookups.astype(np.int64))
@@ -135,6 +136,23 @@ def _fresh(rows: np.ndarray | None, num_rows: int) -> np.ndarray | None:
       hint='give first row of the table + local row of each id that is new',
     )
   return rows.astype(np.int64)
+
+
+def _fresh_vectors(batch: Batch) -> np.ndarray | None:
+  """Checks and copies the vectors that reassigned rows start from."""
+  vectors, rows = batch.fresh_vectors, batch.fresh
+  if vectors is None:
+    return None
+  check_integers(vectors, 'Batch.fresh_vectors')
+  shape = () if rows is None else rows.shape
+  if vectors.shape != shape:
+    raise UserError(
+      'fresh_vectors must have one number per fresh row',
+      got=f'{list(vectors.shape)} for {list(shape)}',
+      where='Batch.fresh_vectors',
+      hint='leave it out, or give -1 for a row without a vector',
+    )
+  return vectors.astype(np.int64) if vectors.size else None
 
 
 def _check_shapes(batch: Batch, shape: ExampleShape) -> None:

@@ -204,6 +204,38 @@ def check_metrics(metrics: object, where: str) -> tuple[Metric, ...] | None:
   return chosen
 
 
+_WATCHED = {'log_loss': 1, 'rmse': 1, 'mae': 1, 'auc': -1, 'accuracy': -1}
+"""Metrics that early stopping can watch, and the sign that makes less better.
+The first one that there is counts."""
+
+
+def watched(metrics: Metrics) -> float:
+  """Returns the number that early stopping wants to be low, or NaN.
+
+  It is of `METRICS`, or the sum over heads that have no metric in common.
+  """
+  for name, sign in _WATCHED.items():
+    if name in metrics.values:
+      value = metrics.values[name]
+      return math.nan if value is None else sign * value
+  return sum(map(watched, metrics.heads)) if metrics.heads else math.nan
+
+
+def check_watched(chosen: Sequence[Metric] | None) -> None:
+  """Checks that early stopping can watch one of a user's metrics.
+
+  Raises:
+    UserError: none of them says which of two values is better.
+  """
+  if chosen is not None and not {*map(name_of, chosen)} & {*_WATCHED}:
+    raise UserError(
+      f'patience watches one of the metrics {", ".join(_WATCHED)}',
+      got=', '.join(map(name_of, chosen)) or 'no metrics',
+      where='Trainer, metrics',
+      hint='add one, such as slip.rmse, or give monitor',
+    )
+
+
 def merge(parts: list[Predictions]) -> Predictions:
   """Concatenates predictions."""
   nothing = np.empty(0, np.float32)

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import slipstream_jax as slip
@@ -82,6 +83,19 @@ def test_no_placement_changes_a_number(kind, placing):
     trainer, losses = run(kind, skip, placement=PLACED[placing])
     with trainer:
       small.assert_same_bits((everything(trainer), losses), wanted(kind, skip))
+
+
+def test_no_placement_changes_a_number_of_rows_that_a_chain_freezes():
+  chain = optax.chain(slip.rowwise_adagrad(0.1), slip.skip_stale(0.1, 12, 4))
+  runs = {}
+  for placing in PLACED:
+    how = {'placement': PLACED[placing], 'row_optimizer': chain}
+    trainer, losses = run('given', 'none', (18, 29), 42, **how)
+    with trainer:
+      entries = trainer.parts.state.entries
+      assert any(np.asarray(one.stale).any() for one in entries)
+      runs[placing] = everything(trainer), losses
+  small.assert_same_bits([runs['streamed']] * len(runs), [*runs.values()])
 
 
 @pytest.mark.parametrize('kind', TABLES)

@@ -202,3 +202,46 @@ def test_a_packed_table_of_ratings(tmp_path):
     pytest.raises(UserError, match=r'must be in \[0, 1\] for a loss of clicks'),
   ):
     clicker.train(slip.batches(str(tmp_path), batch_size=32, epochs=1))
+
+
+def of_half(labels, predictions):
+  return np.mean(abs(labels - predictions) < 0.5)
+
+
+def test_early_stopping_watches_what_the_loss_or_the_user_says():
+  own = [of_half, 'mae']
+  for metrics, name in (None, 'rmse'), (own, 'mae'), ([slip.auc], 'auc'):
+    with trainer(loss=optax.squared_error, metrics=metrics) as rater:
+      history = rater.train(
+        source(CLICKS, seed=0), 60, validation=held_out(CLICKS), every=10
+      )
+    curve = history.curve(name) * (-1 if name == 'auc' else 1)
+    best = [one.best for one in history.validations]
+    low = np.minimum.accumulate(np.append(np.inf, curve[:-1]))
+    assert best == [*(curve < low)]
+    assert any(best)
+
+
+def test_early_stopping_of_heads_that_share_no_metric_watches_their_sum():
+  labels = np.stack([CLICKS, STARS], 1)
+  with trainer(heads=2, loss=(bce, optax.l2_loss)) as both:
+    history = both.train(
+      source(labels, seed=0), 30, validation=held_out(labels), every=10
+    )
+  sums = [
+    v.metrics.heads[0].log_loss + v.metrics.heads[1].rmse
+    for v in history.validations
+  ]
+  assert np.argmin(sums) == max(
+    number for number, v in enumerate(history.validations) if v.best
+  )
+
+
+def test_early_stopping_cannot_watch_what_has_no_direction():
+  with (
+    trainer(loss=optax.squared_error, metrics=[of_half]) as rater,
+    pytest.raises(UserError, match=r'patience watches .*got of_half'),
+  ):
+    rater.train(
+      source(STARS), 9, validation=held_out(STARS), every=3, patience=1
+    )
