@@ -12,6 +12,7 @@ The names by use; each is documented where it is defined.
 Training
   Trainer: trains, evaluates, predicts, saves, restores and exports.
   Metrics: results of `Trainer.evaluate`.
+  CSVLog, TensorBoard: callbacks of `Trainer.train` that write its curves.
   auc, log_loss, rmse, mae: metrics for `Trainer(metrics=[...])`.
   METRICS: all metrics by name.
   MeanMetric: a metric of one's own that means over examples define.
@@ -51,6 +52,8 @@ import importlib
 from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
+  from slipstream_jax.api.callbacks import CSVLog as CSVLog
+  from slipstream_jax.api.callbacks import TensorBoard as TensorBoard
   from slipstream_jax.api.trainer import Trainer as Trainer
   from slipstream_jax.checkpoint.checkpoint import Checkpoints as Checkpoints
   from slipstream_jax.columns.read import Ragged as Ragged
@@ -104,6 +107,7 @@ __version__ = '0.1.0'
 # A module is imported when one of its names is first used. So a chain with
 # `skip_stale` does not import numba or orbax.
 _HOMES = {
+  'CSVLog': 'api.callbacks',
   'DLRM': 'models.dlrm',
   'MEMORY': 'store.tiered',
   'METRICS': 'training.metrics',
@@ -126,6 +130,7 @@ _HOMES = {
   'Skip': 'schedules.settings',
   'Table': 'tables',
   'TableSet': 'tables',
+  'TensorBoard': 'api.callbacks',
   'Trainer': 'api.trainer',
   'Uniform': 'initializers',
   'UserError': 'errors',

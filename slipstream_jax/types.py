@@ -81,12 +81,16 @@ class Batch(NamedTuple):
   """Global rows that were reassigned to another id, i64. Before this batch's
   step, they and their row state are reset to untrained values. If the batch's
   examples are dropped or delayed, these rows come with the next ones."""
+  fresh_vectors: Int[Array, ' n'] | None = None
+  """For each fresh row the number of the vector that it starts from, among
+  those that the table's initializer has by id, i64. -1: its initial row. None:
+  all are -1."""
 
   def map(self, change: Callable[[Array], Array]) -> 'Batch':
     """Returns the batch with each array of its examples changed. None stays."""
-    *columns, fresh = self
+    *columns, fresh, vectors = self
     changed: list[Any] = [None if c is None else change(c) for c in columns]
-    changed.append(fresh)
+    changed += [fresh, vectors]
     return Batch(*changed)
 
 

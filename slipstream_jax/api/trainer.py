@@ -17,14 +17,16 @@ from jaxtyping import Float
 import numpy as np
 import optax
 
+from slipstream_jax.api.callbacks import Callbacks
 from slipstream_jax.api.fit import (
   Actions,
   begins_again,
-  Callbacks,
   check_passes,
+  draws_bar,
   Fit,
   HeldOut,
   MANY,
+  Monitor,
   Passes,
   Plan,
 )
@@ -228,6 +230,8 @@ class Trainer:
     validation: Source | None = None,
     every: int | None = None,
     patience: int | None = None,
+    monitor: Monitor | None = None,
+    progress: bool | None = None,
     callbacks: Iterable[object] = (),
     on_step: Callable[[StepRecord], Any] | None = None,
   ) -> History:
@@ -253,14 +257,19 @@ class Trainer:
       validation: held-out examples, as `evaluate` takes them, that can be read
         again. They are scored every so often, and at the end.
       every: steps between validations. None: one after each pass.
-      patience: validations in a row without a lower log loss that end the
+      patience: validations in a row without a better metric that end the
         training. The trainer, and where the source is resumed, are then those
         of the best validation, also if training ended by itself. Only an
-        iterator continues where it is. None: training goes on, and nothing is
-        restored.
+        iterator continues where it is. None: nothing ends or is restored.
+      monitor: maps metrics to the number that is to be low, such as
+        `lambda metrics: -metrics.auc`. None: the first of log loss, RMSE, MAE,
+        AUC and accuracy that there is.
+      progress: whether to draw a bar on stderr if that is a terminal, and a
+        table at the end. None: if rich is installed.
       callbacks: objects with methods `on_step(record)`, `on_validation(record)`
-        or `on_end(history)`. A record comes when its loss is there, while the
-        next step may run. After a validation no step runs.
+        or `on_end(history)`, such as `CSVLog` and `TensorBoard`. The record of
+        a step comes while the next step may run. After a validation no step
+        runs.
       on_step: called with the record of each step before the next step is
         taken, so that each step waits for its loss.
 
@@ -269,9 +278,10 @@ class Trainer:
         `steps` nor `epochs`, a source that has ended or has not as many passes,
         examples that cannot be validated on, or a loss that is not finite.
     """
-    plan = Plan(steps, epochs, every, patience)
+    plan = Plan(steps, epochs, every, patience, monitor)
     plan.check(validation is not None)
-    check_watched(None if patience is None else self._metrics)
+    if patience is not None and monitor is None:
+      check_watched(self._metrics)
     again = False
     if epochs is None:
       self._check_end(source, steps)
@@ -280,7 +290,7 @@ class Trainer:
       check_passes(unbound, epochs)
       again = begins_again(unbound)
     held_out = None if validation is None else HeldOut(validation, source)
-    calls = Callbacks(callbacks, on_step)
+    calls, bar = Callbacks(callbacks, on_step), draws_bar(progress)
 
     def take(most: int, passes: Passes | None) -> Iterator[StepRecord]:
       return self._take(source, most, skip, on_step is None, passes)
@@ -294,7 +304,7 @@ class Trainer:
       self._totals,
       self._refuse_end,
     )
-    return Fit(plan, held_out, again, actions, calls).run()
+    return Fit(plan, held_out, again, actions, calls, bar).run()
 
   def steps(
     self,

@@ -232,7 +232,7 @@ def check_watched(chosen: Sequence[Metric] | None) -> None:
       f'patience watches one of the metrics {", ".join(_WATCHED)}',
       got=', '.join(map(name_of, chosen)) or 'no metrics',
       where='Trainer, metrics',
-      hint='add one, such as slip.rmse, or leave patience out',
+      hint='add one, such as slip.rmse, or give monitor',
     )
 
 
