@@ -135,17 +135,21 @@ class VectorsById:
     """
     self.ids, self.where = [*given], where
     self.vectors = np.empty((len(given), dim), np.float32)
-    for number, (key, value) in enumerate(given.items()):
-      vector, at = as_array(value, where), f'{where}, id {key!r}'
-      if vector.shape != (dim,) or not _is_real(vector.dtype):
-        raise UserError(
-          f'a vector of an id must be [{dim}], of real numbers',
-          got=f'{vector.dtype}{list(vector.shape)}',
-          where=at,
-          hint='give vectors as long as embedding_dim',
-        )
-      row = self.vectors[number : number + 1]
-      write_rounded(vector[np.newaxis], row, at)
+    with np.errstate(over='ignore', invalid='ignore'):
+      for number, (key, value) in enumerate(given.items()):
+        vector = as_array(value, where)
+        if vector.shape != (dim,) or not _is_real(vector.dtype):
+          raise UserError(
+            f'a vector of an id must be [{dim}], of real numbers',
+            got=f'{vector.dtype}{list(vector.shape)}',
+            where=f'{where}, id {key!r}',
+            hint='give vectors as long as embedding_dim',
+          )
+        self.vectors[number] = vector
+    flawed = np.flatnonzero(~np.isfinite(self.vectors).all(axis=1))
+    for number in flawed[:1].tolist():
+      row, at = self.vectors[number : number + 1], self.ids[number]
+      write_rounded(row, np.empty_like(row), f'{where}, id {at!r}')
 
   @functools.cached_property
   def checksum(self) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 from slipstream_jax.data.numbered import signed
 from slipstream_jax.data.source import bound_to, Source, SourceWrapper
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import as_array, check_integers, TableSet
+from slipstream_jax.initializers import VectorsById
+from slipstream_jax.tables import as_array, check_integers, Table, TableSet
 from slipstream_jax.types import Batch
 
 
@@ -114,7 +115,7 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
     _lookup_weights(given, shape.tables),
     None if given.offset is None else _floats('offset', given.offset),
     _fresh(given.fresh, shape.num_rows),
-    _fresh_vectors(given),
+    _fresh_vectors(given, shape.tables),
   )
   if shape.num_rows > np.iinfo(own.lookups.dtype).max:  # of i32, past 2**31
     own = own._replace(lookups=own.lookups.astype(np.int64))
@@ -138,21 +139,35 @@ def _fresh(rows: np.ndarray | None, num_rows: int) -> np.ndarray | None:
   return rows.astype(np.int64)
 
 
-def _fresh_vectors(batch: Batch) -> np.ndarray | None:
+def _fresh_vectors(batch: Batch, tables: TableSet) -> np.ndarray | None:
   """Checks and copies the vectors that reassigned rows start from."""
   vectors, rows = batch.fresh_vectors, batch.fresh
   if vectors is None:
     return None
   check_integers(vectors, 'Batch.fresh_vectors')
-  shape = () if rows is None else rows.shape
-  if vectors.shape != shape:
+  if rows is None or vectors.shape != rows.shape:
     raise UserError(
       'fresh_vectors must have one number per fresh row',
-      got=f'{list(vectors.shape)} for {list(shape)}',
+      got=f'{list(vectors.shape)} for {rows if rows is None else rows.shape}',
       where='Batch.fresh_vectors',
       hint='leave it out, or give -1 for a row without a vector',
     )
+  sizes = np.array([_vectors_in(one) for one in tables.tables.values()])
+  number_of_table = np.searchsorted(tables.offsets, rows, side='right') - 1
+  bad = (vectors < -1) | (vectors >= sizes[number_of_table])
+  if bad.any():
+    raise UserError(
+      'fresh_vectors must number vectors of the initializer of their table',
+      got=int(vectors[bad][0]),
+      where='Batch.fresh_vectors',
+      hint='give Table(initializer={id: vector}), or -1 for no vector',
+    )
   return vectors.astype(np.int64) if vectors.size else None
+
+
+def _vectors_in(table: Table) -> int:
+  how = table.initializer
+  return len(how.ids) if isinstance(how, VectorsById) else 0
 
 
 def _check_shapes(batch: Batch, shape: ExampleShape) -> None:

@@ -449,11 +449,11 @@ class Growth:
     """Takes vocabularies by table, and changes nothing yet."""
     self._growing = growing
     self._slots = _slots_by_table(tables)
+    given = {table: tables.tables[table].initializer for table in growing}
     self._vectors = {
-      table: _VectorNumbers(how)
-      for table in growing
-      if isinstance(how := tables.tables[table].initializer, VectorsById)
+      table: how for table, how in given.items() if isinstance(how, VectorsById)
     }
+    self._numbers: dict[str, _VectorNumbers] = {}
     # Cursors after the last batch of this source. None: it has not begun.
     self._cursors: dict[str, Cursor] | None = None
 
@@ -544,7 +544,9 @@ class Growth:
     """Returns `Batch.fresh_vectors` of fresh local rows of a table."""
     if table not in self._vectors or not len(fresh):
       return np.full(len(fresh), -1)
-    return self._vectors[table].of(self._growing[table].raw_ids_of(fresh))
+    if table not in self._numbers:  # with the first row that is given
+      self._numbers[table] = _VectorNumbers(self._vectors[table])
+    return self._numbers[table].of(self._growing[table].raw_ids_of(fresh))
 
   def get_state(self) -> dict[str, Any]:
     """Returns cursors of the vocabularies by table, as part of a position."""

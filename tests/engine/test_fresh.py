@@ -101,8 +101,10 @@ def test_wrong_vectors_of_fresh_rows_are_one_sentence():
   batch, shape = next(with_fresh({})), start('streamed').shape
   for fresh, vectors, said in (
     (None, [1], 'one number per fresh row, got'),
-    ([3], [1, 2], r'\[2\] for \[1\]'),
+    ([3], [1, 2], r'\[2\] for \(1,\)'),
     ([3], [0.5], 'integer type, got float64'),
+    ([3], [0], 'vectors of the initializer of their table, got 0'),
+    ([3], [-2], 'their table, got -2'),
   ):
     fresh = fresh and np.array(fresh)
     wrong = batch._replace(fresh=fresh, fresh_vectors=np.array(vectors))
