@@ -12,6 +12,10 @@ The names by use; each is documented where it is defined.
 Training
   Trainer: trains, evaluates, predicts, saves, restores and exports.
   Metrics: results of `Trainer.evaluate`.
+  CSVLog, TensorBoard: callbacks of `Trainer.train` that write its curves.
+  auc, log_loss, rmse, mae: metrics for `Trainer(metrics=[...])`.
+  METRICS: all metrics by name.
+  MeanMetric: a metric of one's own that means over examples define.
   Checkpoints: checkpoints of a user's own loop.
   UserError: the only error for wrong input, in one sentence.
   reuse_host_memory: makes steps on a CPU faster.
@@ -48,6 +52,8 @@ import importlib
 from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
+  from slipstream_jax.api.callbacks import CSVLog as CSVLog
+  from slipstream_jax.api.callbacks import TensorBoard as TensorBoard
   from slipstream_jax.api.trainer import Trainer as Trainer
   from slipstream_jax.checkpoint.checkpoint import Checkpoints as Checkpoints
   from slipstream_jax.columns.read import Ragged as Ragged
@@ -75,7 +81,13 @@ if TYPE_CHECKING:
   from slipstream_jax.tables import Feature as Feature
   from slipstream_jax.tables import Table as Table
   from slipstream_jax.tables import TableSet as TableSet
+  from slipstream_jax.training.metrics import auc as auc
+  from slipstream_jax.training.metrics import log_loss as log_loss
+  from slipstream_jax.training.metrics import mae as mae
+  from slipstream_jax.training.metrics import MeanMetric as MeanMetric
+  from slipstream_jax.training.metrics import METRICS as METRICS
   from slipstream_jax.training.metrics import Metrics as Metrics
+  from slipstream_jax.training.metrics import rmse as rmse
   from slipstream_jax.transforms.rowwise import adagrad as adagrad
   from slipstream_jax.transforms.rowwise import lazy_adam as lazy_adam
   from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS as ROW_OPTIMIZERS
@@ -95,8 +107,10 @@ __version__ = '0.1.0'
 # A module is imported when one of its names is first used. So a chain with
 # `skip_stale` does not import numba or orbax.
 _HOMES = {
+  'CSVLog': 'api.callbacks',
   'DLRM': 'models.dlrm',
   'MEMORY': 'store.tiered',
+  'METRICS': 'training.metrics',
   'PLACEMENTS': 'placement',
   'POLICIES': 'selection.policies',
   'ROW_OPTIMIZERS': 'transforms.rowwise',
@@ -109,23 +123,29 @@ _HOMES = {
   'Feature': 'tables',
   'Functions': 'models.adapters',
   'GrowingVocabulary': 'vocabulary.growing',
+  'MeanMetric': 'training.metrics',
   'Metrics': 'training.metrics',
   'Phases': 'schedules.phases',
   'Ragged': 'columns.read',
   'Skip': 'schedules.settings',
   'Table': 'tables',
   'TableSet': 'tables',
+  'TensorBoard': 'api.callbacks',
   'Trainer': 'api.trainer',
   'Uniform': 'initializers',
   'UserError': 'errors',
   'Vocabulary': 'vocabulary.counted',
   'adagrad': 'transforms.rowwise',
+  'auc': 'training.metrics',
   'batches': 'inputs.batches',
   'cached': 'placement',
   'lazy_adam': 'transforms.rowwise',
+  'log_loss': 'training.metrics',
+  'mae': 'training.metrics',
   'pack': 'packed.pack',
   'packed_dataset': 'packed.dataset',
   'reuse_host_memory': 'engine.buffers',
+  'rmse': 'training.metrics',
   'rowwise_adagrad': 'transforms.rowwise',
   'sgd': 'transforms.rowwise',
   'skip_stale': 'transforms.skip',

@@ -114,11 +114,13 @@ class GivenRows:
     return hash(self.array.shape)
 
   def __repr__(self) -> str:
-    return f'rows {list(self.array.shape)} of checksum {self.checksum}'
+    return f'rows {list(self.array.shape)}'
 
 
 class VectorsById:
   """Initialiser: a vector for each of some ids. Other rows have the default.
+
+  Equal ones have equal checksums.
 
   Attributes:
     ids: as the user gave them.
@@ -133,24 +135,37 @@ class VectorsById:
     """
     self.ids, self.where = [*given], where
     self.vectors = np.empty((len(given), dim), np.float32)
-    for number, (key, value) in enumerate(given.items()):
-      vector, at = as_array(value, where), f'{where}, id {key!r}'
-      if vector.shape != (dim,) or not _is_real(vector.dtype):
-        raise UserError(
-          f'a vector of an id must be [{dim}], of real numbers',
-          got=f'{vector.dtype}{list(vector.shape)}',
-          where=at,
-          hint='give vectors as long as embedding_dim',
-        )
-      row = self.vectors[number : number + 1]
-      write_rounded(vector[np.newaxis], row, at)
+    with np.errstate(over='ignore', invalid='ignore'):
+      for number, (key, value) in enumerate(given.items()):
+        vector = as_array(value, where)
+        if vector.shape != (dim,) or not _is_real(vector.dtype):
+          raise UserError(
+            f'a vector of an id must be [{dim}], of real numbers',
+            got=f'{vector.dtype}{list(vector.shape)}',
+            where=f'{where}, id {key!r}',
+            hint='give vectors as long as embedding_dim',
+          )
+        self.vectors[number] = vector
+    flawed = np.flatnonzero(~np.isfinite(self.vectors).all(axis=1))
+    for number in flawed[:1].tolist():
+      row, at = self.vectors[number : number + 1], self.ids[number]
+      write_rounded(row, np.empty_like(row), f'{where}, id {at!r}')
+
+  @functools.cached_property
+  def checksum(self) -> str:
+    """A checksum of ids and vectors in any order, of 128 bits."""
+    total = 0
+    for key, vector in zip(self.ids, self.vectors, strict=True):
+      digest = hashlib.blake2b(f'{key}\0'.encode(), digest_size=16)
+      digest.update(vector.data)
+      total += int.from_bytes(digest.digest(), 'little')
+    return f'{total % (1 << 128):032x}'
 
   def __eq__(self, other: object) -> bool:
-    return self is other or (
-      isinstance(other, VectorsById)
-      and self.ids == other.ids
-      and np.array_equal(self.vectors, other.vectors)
-    )
+    if self is other or not isinstance(other, VectorsById):
+      return self is other
+    same = self.vectors.shape == other.vectors.shape
+    return same and self.checksum == other.checksum
 
   def __hash__(self) -> int:
     return hash(self.vectors.shape)

@@ -65,9 +65,9 @@ class Batch(NamedTuple):
   i64 above 2**31 rows. [B, F], or [B, F, L] if all features have the same
   length; otherwise [B, K], features side by side."""
   labels: Array
-  """1.0 for a click, 0.0 for none, or a probability; f32 in [0, 1]. [B], or [B,
-  T] for models with T heads. None if unknown, in batches that are only
-  scored."""
+  """1.0 for a click, 0.0 for none, or a probability, f32. Any finite number for
+  a loss that takes it, such as the squared error. [B], or [B, T] for models
+  with T heads. None if unknown, in batches that are only scored."""
   weights: Float[Array, ' B']
   """Weight of each example in the loss, at least 0, f32. Padding has 0.0."""
   lookup_weights: Float[Array, '...'] | None = None
@@ -81,12 +81,16 @@ class Batch(NamedTuple):
   """Global rows that were reassigned to another id, i64. Before this batch's
   step, they and their row state are reset to untrained values. If the batch's
   examples are dropped or delayed, these rows come with the next ones."""
+  fresh_vectors: Int[Array, ' n'] | None = None
+  """For each fresh row the number of the vector that it starts from, among
+  those that the table's initializer has by id, i64. -1: its initial row. None:
+  all are -1."""
 
   def map(self, change: Callable[[Array], Array]) -> 'Batch':
     """Returns the batch with each array of its examples changed. None stays."""
-    *columns, fresh = self
+    *columns, fresh, vectors = self
     changed: list[Any] = [None if c is None else change(c) for c in columns]
-    changed.append(fresh)
+    changed += [fresh, vectors]
     return Batch(*changed)
 
 

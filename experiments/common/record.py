@@ -2,23 +2,19 @@
 
 import json
 import pathlib
-import time
 from typing import Any
 
 import ml_collections
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
 
 from configs import common
 from experiments.common.cli import CONFIG_FILE
+from slipstream_jax.api.callbacks import EventFile
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import replace
 
 SUMMARY = 'summary.json'
 CONFIG = CONFIG_FILE
 METRICS = 'metrics.jsonl'
-_FLUSH_S = 30.0
 
 
 def as_json(value: Any) -> str:
@@ -115,7 +111,7 @@ class Recorder:
     lines = read_lines(self._path)
     self.lines = [line for line in lines if line['step'] <= step]
     self._write_all()
-    self._events = _Events(workdir / 'tensorboard', step)
+    self._events = EventFile(workdir / 'tensorboard', step)
 
   def _write_all(self) -> None:
     replace(self._path, ''.join(_as_text(line) for line in self.lines))
@@ -140,7 +136,9 @@ class Recorder:
       self.lines.append(line)
       with self._path.open('a') as file:
         file.write(_as_text(line))
-    self._events.write(line)
+    own = ('step', 'kind')
+    values = {f'{line["kind"]}/{k}': v for k, v in line.items() if k not in own}
+    self._events.write(line['step'], values)
 
   def go_back(self, step: int) -> None:
     """Drops the lines after a step."""
@@ -155,39 +153,3 @@ class Recorder:
 
 def _as_text(line: dict[str, Any]) -> str:
   return json.dumps(line, allow_nan=False) + '\n'
-
-
-class _Events:
-  """A file of TensorBoard events, written as they come.
-
-  tensorboardX's own writer passes them to a thread through a bounded queue. If
-  the disk is full, that thread ends, and the program never does.
-  """
-
-  def __init__(self, folder: pathlib.Path, step: int) -> None:
-    folder.mkdir(exist_ok=True)
-    # Without the step, two files of one second would have the same name.
-    self._writer = EventsWriter(str(folder / 'events'), f'.{step}')
-    self._flushed = time.time()
-    if step:  # an earlier process may have written later steps
-      self.go_back(step)
-
-  def go_back(self, step: int) -> None:
-    log = SessionLog(status=SessionLog.START)
-    self._writer.write_event(Event(step=step + 1, session_log=log))
-
-  def write(self, line: dict[str, Any]) -> None:
-    now = time.time()
-    for key, value in line.items():
-      if key not in ('step', 'kind') and value is not None:
-        name = f'{line["kind"]}/{key}'
-        event = Event(
-          step=line['step'], wall_time=now, summary=scalar(name, value)
-        )
-        self._writer.write_event(event)
-    if now - self._flushed > _FLUSH_S:  # flushing waits for the disk
-      self._writer.flush()
-      self._flushed = now
-
-  def close(self) -> None:
-    self._writer.close()

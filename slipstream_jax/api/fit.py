@@ -5,15 +5,18 @@ overlap within a chunk. Between two chunks no step is on its way. So a
 validation is of exactly the steps before it, and changes none.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 import contextlib
+import importlib.util
 import math
+import sys
 import tempfile
 import time
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from slipstream_jax.api.callbacks import Callbacks
 from slipstream_jax.api.history import History, Validation
 from slipstream_jax.api.making import opened, Source
 from slipstream_jax.api.position import ActiveSource, own_position
@@ -33,11 +36,15 @@ from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.inputs.arrays import UnboundExamples
 from slipstream_jax.inputs.stream import StreamExamples
 from slipstream_jax.training.loop import StepRecord
-from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.metrics import Metrics, watched
 
 WHERE = 'Trainer.train'
 MANY = 1 << 62
 """More steps than any run takes."""
+
+
+Monitor = Callable[[Metrics], float | int | None]
+"""Maps metrics to the number that early stopping wants to be low."""
 
 
 class Passes:
@@ -48,26 +55,48 @@ class Passes:
     stopped: whether the last steps ended there.
   """
 
-  def __init__(self) -> None:
-    """Begins with the pass that the source is in."""
+  def __init__(self, stops: bool = True) -> None:
+    """Begins with the pass that the source is in.
+
+    `stops`: whether steps end at the end of a pass. Else they are counted.
+    """
+    self._stops = stops
     self.ended, self.stopped = 0, False
-    self._first: int | None = None
+    # Batches of the source: when training began, now, of a pass, and of all.
+    self._began = self._read = 0
+    self._size: int | None = None
+    self._most: int | None = None
 
   def over(self, current: ActiveSource) -> bool:
     """Whether the next step reads a batch of the next pass."""
-    size, now = current.bound.batches_per_epoch, current.position
-    if size is None or 'delivered' not in now:
+    bound, now = current.bound, current.position
+    if bound.batches_per_epoch is None or 'delivered' not in now:
       return False
-    if self._first is None:
-      self._first = now['delivered'] // size
-    item = current.planned.peek()
+    self._read = now['delivered']
+    if self._size is None:
+      self._began, self._size = self._read, bound.batches_per_epoch
+      epochs = bound.epochs if isinstance(bound, NumberedBatches) else None
+      self._most = None if epochs is None else epochs * self._size
+    item = current.planned.peek() if self._stops else None
     if item is None:
       return False
     # Examples that a schedule still holds are trained, so this asks the batch
     # itself what was read for it.
     read = own_position(item.scheduled.state)['delivered']
-    self.stopped = read > (self._first + self.ended + 1) * size
+    self.stopped = read > (self._began // self._size + self.ended + 1) * (
+      self._size
+    )
     return self.stopped
+
+  def reach(self, epochs: int | None) -> tuple[int, int | None]:
+    """Returns the batches read since training began, and how many will be.
+
+    The second is None if that is not known.
+    """
+    most = self._most
+    if epochs is not None and self._size is not None:
+      most = (self._began // self._size + epochs) * self._size
+    return self._read - self._began, most and most - self._began
 
 
 class Plan(NamedTuple):
@@ -77,13 +106,21 @@ class Plan(NamedTuple):
   epochs: int | None
   every: int | None
   patience: int | None
+  monitor: Monitor | None = None
 
   def check(self, validates: bool) -> None:
-    """Checks the numbers.
+    """Checks the numbers, and that `monitor` is a function.
 
     Raises:
       UserError: a number is out of range, or needs a validation.
     """
+    if self.monitor is not None and not callable(self.monitor):
+      raise UserError(
+        'monitor must be a function of metrics to the number that is to be low',
+        got=repr(self.monitor),
+        where=f'{WHERE}, monitor',
+        hint='give one such as lambda metrics: -metrics.auc',
+      )
     hint = 'leave it out, or give a number such as 3'
     if self.steps is not None:
       check_whole(self.steps, 0, f'{WHERE}, steps', hint)
@@ -98,6 +135,13 @@ class Plan(NamedTuple):
           where=f'{WHERE}, {name}',
           hint='give validation=, a source of held-out examples',
         )
+
+  def watched(self, metrics: Metrics) -> float:
+    """Returns the number that is to be low, or NaN."""
+    if self.monitor is None:
+      return watched(metrics)
+    value = self.monitor(metrics)
+    return math.nan if value is None else float(value)
 
 
 def begins_again(source: UnboundExamples | CheckpointableIterator) -> bool:
@@ -151,6 +195,31 @@ class _KeptOpen(SourceWrapper):
     """Does nothing."""
 
 
+def draws_bar(progress: bool | None) -> bool:
+  """Whether to draw a bar on stderr, for `Trainer.train(progress=...)`.
+
+  Raises:
+    UserError: one is asked for, and rich is not installed.
+  """
+  if progress is not None and not isinstance(progress, bool):
+    raise UserError(
+      'progress must be True, False, or None',
+      got=repr(progress),
+      where=f'{WHERE}, progress',
+      hint='leave it out for a bar on terminals',
+    )
+  installed = importlib.util.find_spec('rich') is not None
+  if progress and not installed:
+    raise UserError(
+      'a progress bar needs rich',
+      got='an environment without it',
+      where=f'{WHERE}, progress',
+      hint="install it with pip install 'slipstream_jax[fit]'",
+    )
+  terminal = sys.stderr is not None and sys.stderr.isatty()
+  return installed and terminal and progress is not False
+
+
 class HeldOut:
   """Examples to validate on, each time from the same one."""
 
@@ -193,58 +262,6 @@ class HeldOut:
     return evaluate(_KeptOpen(self._source))
 
 
-def watched(metrics: Metrics) -> float:
-  """Returns the number that early stopping wants to be low, or NaN."""
-  return math.nan if metrics.log_loss is None else float(metrics.log_loss)
-
-
-class Callbacks:
-  """Calls the methods that callbacks have, in their order.
-
-  A callback is any object with at least one of these methods:
-
-    on_step(record): a `StepRecord`, in the order of the steps. The next step
-      may have begun.
-    on_validation(record): a `Validation`. No step has begun since.
-    on_end(history): the `History`, also after an early stop, but not after an
-      error.
-  """
-
-  def __init__(
-    self,
-    callbacks: Iterable[object],
-    on_step: Callable[[StepRecord], Any] | None,
-  ) -> None:
-    """Takes callbacks, and a function that is called as an `on_step` is.
-
-    Raises:
-      UserError: one has none of the methods, or they are in no list.
-    """
-    names = 'on_step', 'on_validation', 'on_end'
-    listed = isinstance(callbacks, Iterable)
-    known = [*callbacks] if listed else []
-    for one in known if listed else [callbacks]:
-      if not (listed and any(hasattr(one, name) for name in names)):
-        raise UserError(
-          'callbacks must be a list of objects with on_step, on_validation or'
-          ' on_end',
-          got=repr(one),
-          where=f'{WHERE}, callbacks',
-          hint='give a single function as on_step=',
-        )
-    self._calls: dict[str, list[Callable[[Any], Any]]] = {
-      name: [getattr(one, name) for one in known if hasattr(one, name)]
-      for name in names
-    }
-    if on_step is not None:
-      self._calls['on_step'].append(on_step)
-
-  def tell(self, name: str, what: StepRecord | Validation | History) -> None:
-    """Calls the method of that name of each callback that has it."""
-    for call in self._calls[name]:
-      call(what)
-
-
 class Actions(NamedTuple):
   """What a `Fit` asks of its trainer."""
 
@@ -272,14 +289,24 @@ class Fit:
     again: bool,
     actions: Actions,
     callbacks: Callbacks,
+    bar: bool,
   ) -> None:
-    """Begins no step. `again`: whether the source `begins_again`."""
+    """Begins no step.
+
+    Args:
+      plan: how long to train, and when to validate.
+      held_out: examples to validate on, if any.
+      again: whether the source `begins_again`.
+      actions: what the trainer does.
+      callbacks: are told what happens.
+      bar: whether to draw one.
+    """
     self._plan, self._held_out, self._again = plan, held_out, again
-    self._actions, self._callbacks = actions, callbacks
+    self._actions, self._callbacks, self._bar = actions, callbacks, bar
     # Passes are only counted for who asks for them.
     per_pass = held_out is not None and plan.every is None
-    counted = plan.epochs is not None or per_pass
-    self._passes = Passes() if counted else None
+    stops = plan.epochs is not None or per_pass
+    self._passes = Passes(stops) if stops or bar else None
     self._taken = self._since = self._of_pass = 0
     self._losses: list[float] = []
     self._steps: list[int] = []
@@ -295,6 +322,8 @@ class Fit:
   def run(self) -> History:
     """Takes all steps and returns their results."""
     with contextlib.ExitStack() as files:
+      if self._bar:
+        self._draw(files)
       while not self._chunk(files):
         pass
       counters, payoff = self._actions.totals()
@@ -312,6 +341,24 @@ class Fit:
     )
     self._callbacks.tell('on_end', history)
     return history
+
+  def _draw(self, files: contextlib.ExitStack) -> None:
+    """Draws a bar until the block of `files` ends."""
+    from rich.console import Console
+
+    from slipstream_jax.api.progress import TrainingBar
+
+    bar = TrainingBar(Console(stderr=True), self._reach)
+    self._callbacks.add(files.enter_context(bar))
+
+  def _reach(self, steps: int) -> tuple[int, int | None]:
+    """Returns batches done, and how many there are, None if not known."""
+    plan, passes = self._plan, self._passes
+    assert passes is not None
+    batches, most = passes.reach(plan.epochs)
+    if most is None or (plan.steps is not None and plan.steps < most):
+      return steps, plan.steps
+    return batches, most
 
   def _chunk(self, files: contextlib.ExitStack) -> bool:
     """Takes steps up to a validation or the end of a pass. True at the end."""
@@ -376,7 +423,7 @@ class Fit:
     """Scores the held-out examples. Whether training stops early."""
     started = time.perf_counter()
     metrics = held_out.score(self._actions.evaluate)
-    value, seconds = watched(metrics), time.perf_counter() - started
+    value, seconds = self._plan.watched(metrics), time.perf_counter() - started
     self._since, best = 0, value < self._best
     self._worse = 0 if best else self._worse + 1
     record = Validation(self._steps[-1], metrics, best, seconds)

@@ -32,7 +32,8 @@ def given_vectors(
 ) -> dict[str, GivenVectors]:
   """Returns the initial rows of the tables with a mapping from ids.
 
-  Ids without a row are left out.
+  Ids without a row are left out. Those of a growing vocabulary get their vector
+  with their row.
 
   Args:
     tables: all tables.
@@ -49,16 +50,11 @@ def given_vectors(
     if not isinstance(how, VectorsById) or source is None:
       continue
     words = _words_of(source, tables, name, how.where, None)
-    if isinstance(words, GrowingVocabulary):
-      raise UserError(
-        'a mapping from ids needs a vocabulary that does not grow',
-        got='a GrowingVocabulary',
-        where=how.where,
-        hint='fit a slip.Vocabulary, or set rows with Trainer.set_rows',
-      )
+    grows = isinstance(words, GrowingVocabulary)
+    words = words.frozen() if grows else words
     rows = _rows_of(how.ids, words, source, table.rows, how.where)
     at = np.flatnonzero(rows >= 0)
-    if len(rows) and not len(at):
+    if len(rows) and not len(at) and not grows:
       raise UserError(
         'an id of the mapping must be one of the vocabulary',
         got=f'none of {len(rows)}, such as {how.ids[0]!r}',

@@ -44,6 +44,19 @@ class History(NamedTuple):
   validations: tuple[Validation, ...] = ()
   """The validations, in order."""
 
+  def __repr__(self) -> str:
+    parts = [f'{len(self.losses):,} steps']
+    if len(self.losses):
+      parts.append(f'loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}')
+    left_out, seen = self.counters.examples_dropped, self.counters.examples_seen
+    if left_out:
+      parts.append(f'{left_out:,} of {seen:,} examples left out')
+    if self.validations:
+      parts.append(f'{len(self.validations)} validations')
+    if self.best is not None:
+      parts.append(f'the best after step {self.best.step:,}')
+    return f'History({", ".join(parts)})'
+
   @property
   def best(self) -> Validation | None:
     """The best validation. None if there was none with a number."""
@@ -102,8 +115,8 @@ class History(NamedTuple):
     )[:, 0]
     self._draw_losses(plots[0])
     for plot, name in zip(plots[1:], others, strict=True):
-      self._draw_metric(plot, name, 'tab:orange')
-      plot.set_ylabel(name.replace('_', ' '))
+      self._draw_metric(plot, name)
+      plot.set_ylabel(name.replace('_', '\n'))
     for plot in plots:
       plot.spines[['top', 'right']].set_visible(False)
       plot.grid(alpha=0.25)
@@ -115,37 +128,36 @@ class History(NamedTuple):
   def _draw_losses(self, plot: Any) -> None:
     """Draws each loss, their moving mean, and the log loss of validations."""
     plot.set_ylabel('loss')
+    if not len(self.losses):
+      return
     width = max(1, len(self.losses) // _SMOOTHED)
     if width > 1:
       plot.plot(self.steps, self.losses, color='tab:blue', alpha=0.2, lw=0.8)
     means = np.convolve(self.losses, np.ones(width) / width, 'valid')
     name = f'training, mean of {width} steps' if width > 1 else 'training'
     plot.plot(self.steps[width - 1 :], means, color='tab:blue', label=name)
-    if len(means):
-      low, high = np.nanpercentile(means, [0, 98])
-      seen = [low, high]
-      if 'log_loss' in self._metrics():
-        self._draw_metric(plot, 'log_loss', 'tab:orange', label='validation')
-        seen += [*self.curve('log_loss')]
-      low, high = np.nanmin(seen), np.nanmax(seen)
-      margin = 0.08 * (high - low) or 0.1
-      if np.isfinite(margin):
-        plot.set_ylim(low - margin, high + margin)
+    # The first steps and a few single ones would set the scale.
+    seen = [*np.percentile(means, [0, 98])]
+    if 'log_loss' in self._metrics():
+      self._draw_metric(plot, 'log_loss')
+      seen += [*self.curve('log_loss')]
+    low, high = np.nanmin(seen), np.nanmax(seen)
+    margin = 0.08 * (high - low) or 0.1
+    if np.isfinite(margin):
+      plot.set_ylim(low - margin, high + margin)
     plot.legend(frameon=False)
 
-  def _draw_metric(self, plot: Any, name: str, color: str, **how: Any) -> None:
+  def _draw_metric(self, plot: Any, name: str) -> None:
     """Draws a metric of the validations, and a line at the best one."""
     steps = [one.step for one in self.validations]
-    plot.plot(steps, self.curve(name), color=color, marker='o', ms=3, **how)
+    how = {'color': 'tab:orange', 'marker': 'o', 'ms': 3}
+    plot.plot(steps, self.curve(name), label='validation', **how)
     if self.best is not None:
-      plot.axvline(self.best.step, color='0.5', lw=0.8, ls='--')
+      label = f'best, step {self.best.step:,}'
+      plot.axvline(self.best.step, color='0.5', lw=0.8, ls='--', label=label)
 
 
 def numbers_of(metrics: Metrics) -> dict[str, float]:
-  """Returns the metrics that are numbers, without the count of examples."""
-  fields = metrics._asdict()
-  return {
-    name: float(value)
-    for name, value in fields.items()
-    if isinstance(value, int | float) and name != 'examples'
-  }
+  """Returns the metrics that have a value, by name."""
+  values = metrics.values.items()
+  return {name: float(value) for name, value in values if value is not None}

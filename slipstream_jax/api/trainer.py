@@ -12,18 +12,21 @@ import functools
 import os
 from typing import Any, NoReturn, TypeVar
 
+import jax
 from jaxtyping import Float
 import numpy as np
 import optax
 
+from slipstream_jax.api.callbacks import Callbacks
 from slipstream_jax.api.fit import (
   Actions,
   begins_again,
-  Callbacks,
   check_passes,
+  draws_bar,
   Fit,
   HeldOut,
   MANY,
+  Monitor,
   Passes,
   Plan,
 )
@@ -35,9 +38,11 @@ from slipstream_jax.api.position import (
   resume,
   SourceStates,
 )
+from slipstream_jax.api.summary import describe, Summary, summary_of
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held, TurnLock
-from slipstream_jax.data.source import ColumnNames, is_endless
+from slipstream_jax.data.source import BatchSource, ColumnNames, is_endless
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.pipeline import workers_of
@@ -54,7 +59,12 @@ from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.loop import StepRecord
-from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.metrics import (
+  check_metrics,
+  check_watched,
+  Metric,
+  Metrics,
+)
 from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
@@ -89,6 +99,7 @@ class Trainer:
     row_optimizer: optax.GradientTransformation | None = None,
     dense_optimizer: optax.GradientTransformation | None = None,
     loss: LossFn | tuple[LossFn, ...] = optax.sigmoid_binary_cross_entropy,
+    metrics: Sequence[Metric | str] | None = None,
     placement: Placing = 'streamed',
     store: Storage = MEMORY,
     hot_bytes: int = 1 << 28,
@@ -101,14 +112,18 @@ class Trainer:
     """Makes a trainer before its first step.
 
     Args:
-      model: a flax model, or two functions. See docs/how-to/own-model.md.
+      model: a flax model, or two functions, that returns logits [B], or [B, 1],
+        or [B, T] of T heads. See docs/how-to/own-model.md.
       tables: by name.
       features: by name. None: one per table, with its name.
       row_optimizer: optimizer of tables without one. None:
         `rowwise_adagrad(0.05)`.
       dense_optimizer: optimizer of the model. None: `optax.adam(1e-3)`.
       loss: function of logits and labels to a loss per example, or one per
-        head.
+        head. Labels are in [0, 1] for a loss of clicks, as the default, and
+        any numbers for others, such as `optax.squared_error`.
+      metrics: what `evaluate` computes: functions of labels and logits, f64[n]
+        both, to a number, or names in `METRICS`. None: those that fit the loss.
       placement: one of `PLACEMENTS`, its name, or made by `cached`, or these by
         table name.
       store: stores the rows that are not on the device: memory, or made by
@@ -143,10 +158,12 @@ class Trainer:
       watched=watched,
     )
     placements = placements_of(placement, tables)
+    self._metrics = check_metrics(metrics, 'Trainer, metrics')
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
     self._maker = Maker(recipe, placements, hot_bytes, seed, store)
+    self._made_of = recipe, placements
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
     workers = workers_of(workers, 'Trainer, workers')
     self._ahead = prefetch, workers
@@ -155,6 +172,9 @@ class Trainer:
     # Taken by calls that change which batches are trained. `Maker.turns` are
     # for the rows. A thread takes these before those, never after.
     self._turns = TurnLock()
+
+  def __repr__(self) -> str:
+    return describe(*self._made_of, self._maker.parts)
 
   def __enter__(self) -> 'Trainer':
     return self
@@ -178,6 +198,28 @@ class Trainer:
       )
     return self._maker.parts
 
+  @property
+  def params(self) -> Any:
+    """The model's parameters as a copy, a tree of numpy arrays.
+
+    Raises:
+      UserError: no source has come yet.
+    """
+    return self._maker.turns.run(
+      # Copies, because the next step may use their memory.
+      lambda: jax.tree.map(np.array, to_host(self.parts.state.params))
+    )
+
+  def summary(self) -> Summary:
+    """Returns a text of the tables, their sizes and places, and the model.
+
+    Sizes include the state of the row optimizer. Before the first source, what
+    depends on it is left open.
+    """
+    return self._maker.turns.run(
+      lambda: summary_of(*self._made_of, self._maker.parts)
+    )
+
   def train(
     self,
     source: Source,
@@ -188,6 +230,8 @@ class Trainer:
     validation: Source | None = None,
     every: int | None = None,
     patience: int | None = None,
+    monitor: Monitor | None = None,
+    progress: bool | None = None,
     callbacks: Iterable[object] = (),
     on_step: Callable[[StepRecord], Any] | None = None,
   ) -> History:
@@ -213,14 +257,19 @@ class Trainer:
       validation: held-out examples, as `evaluate` takes them, that can be read
         again. They are scored every so often, and at the end.
       every: steps between validations. None: one after each pass.
-      patience: validations in a row without a lower log loss that end the
+      patience: validations in a row without a better metric that end the
         training. The trainer, and where the source is resumed, are then those
         of the best validation, also if training ended by itself. Only an
-        iterator continues where it is. None: training goes on, and nothing is
-        restored.
+        iterator continues where it is. None: nothing ends or is restored.
+      monitor: maps metrics to the number that is to be low, such as
+        `lambda metrics: -metrics.auc`. None: the first of log loss, RMSE, MAE,
+        AUC and accuracy that there is.
+      progress: whether to draw a bar on stderr if that is a terminal, and a
+        table at the end. None: if rich is installed.
       callbacks: objects with methods `on_step(record)`, `on_validation(record)`
-        or `on_end(history)`. A record comes when its loss is there, while the
-        next step may run. After a validation no step runs.
+        or `on_end(history)`, such as `CSVLog` and `TensorBoard`. The record of
+        a step comes while the next step may run. After a validation no step
+        runs.
       on_step: called with the record of each step before the next step is
         taken, so that each step waits for its loss.
 
@@ -229,8 +278,10 @@ class Trainer:
         `steps` nor `epochs`, a source that has ended or has not as many passes,
         examples that cannot be validated on, or a loss that is not finite.
     """
-    plan = Plan(steps, epochs, every, patience)
+    plan = Plan(steps, epochs, every, patience, monitor)
     plan.check(validation is not None)
+    if patience is not None and monitor is None:
+      check_watched(self._metrics)
     again = False
     if epochs is None:
       self._check_end(source, steps)
@@ -239,7 +290,7 @@ class Trainer:
       check_passes(unbound, epochs)
       again = begins_again(unbound)
     held_out = None if validation is None else HeldOut(validation, source)
-    calls = Callbacks(callbacks, on_step)
+    calls, bar = Callbacks(callbacks, on_step), draws_bar(progress)
 
     def take(most: int, passes: Passes | None) -> Iterator[StepRecord]:
       return self._take(source, most, skip, on_step is None, passes)
@@ -253,7 +304,7 @@ class Trainer:
       self._totals,
       self._refuse_end,
     )
-    return Fit(plan, held_out, again, actions, calls).run()
+    return Fit(plan, held_out, again, actions, calls, bar).run()
 
   def steps(
     self,
@@ -346,11 +397,18 @@ class Trainer:
       UserError: a batch that does not fit, no labels, or no end.
     """
     return self._maker.score(
-      source, lambda parts, bound: evaluate.evaluate(parts, bound, max_batches)
+      source,
+      lambda parts, bound: evaluate.evaluate(
+        parts, bound, max_batches, self._metrics
+      ),
     )
 
   def predict(
-    self, source: Source, max_batches: int | None = None
+    self,
+    source: Source,
+    max_batches: int | None = None,
+    *,
+    probabilities: bool = False,
   ) -> Float[np.ndarray, '...']:
     """Returns logits f32[n], or [n, T], of the source's examples.
 
@@ -359,14 +417,20 @@ class Trainer:
     Args:
       source: as in `evaluate`, but it needs no labels.
       max_batches: the most batches to score. None: all.
+      probabilities: whether to return probabilities of clicks instead, if the
+        loss is of clicks.
 
     Raises:
-      UserError: as `evaluate`, except for labels.
+      UserError: as `evaluate`, except for labels, or a loss that knows no
+        probabilities.
     """
-    return self._maker.score(
-      source,
-      lambda parts, bound: evaluate.predict(parts, bound, max_batches).logits,
-    )
+
+    def scores(parts: TrainerParts, bound: BatchSource) -> np.ndarray:
+      if probabilities:
+        return evaluate.probabilities(parts, bound, max_batches)
+      return evaluate.predict(parts, bound, max_batches).logits
+
+    return self._maker.score(source, scores)
 
   def rows(self, table: str) -> Array:
     """Returns the rows of a table as a copy, [R, D] of its dtype.

@@ -187,7 +187,7 @@ def _check_same(saved: dict[str, Any], own: dict[str, Any], where: str) -> None:
         )
     hint = 'make the trainer as that of the run was made'
     if name.startswith(FIRST_ROWS) and 'checksum' in str(there):
-      hint = 'give the table the initializer of the run, the same array'
+      hint = 'give the table the initializer of the run, with the same values'
     raise UserError(
       'a checkpoint restores only into the model and tables it is of: '
       f'its {name} is {there}',

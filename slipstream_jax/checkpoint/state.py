@@ -26,7 +26,7 @@ from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.data.source import ColumnNames
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.initializers import Constant, GivenRows, Uniform
+from slipstream_jax.initializers import GivenRows, Uniform, VectorsById
 from slipstream_jax.schedules.base import State
 from slipstream_jax.tables import Table
 from slipstream_jax.training.trainer_parts import TrainerParts
@@ -332,12 +332,11 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
 def _name_of(table: Table) -> str:
   """Returns what names the rows of a table that no checkpoint has."""
   how = table.initializer
-  if isinstance(how, Uniform | Constant | GivenRows):
-    return repr(how)
   if callable(how):
     return 'of a function'  # a checkpoint has them all
-  # It also has the rows of a mapping from ids. The others have the default.
-  return repr(Uniform(table.vocabulary_size**-0.5))
+  if isinstance(how, GivenRows | VectorsById):
+    return f'{how!r}, checksum {how.checksum}'
+  return repr(how or Uniform(table.vocabulary_size**-0.5))
 
 
 def checksums(arrays: Any) -> dict[str, int]:

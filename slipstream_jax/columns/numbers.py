@@ -212,13 +212,6 @@ def check_range(
     )
 
 
-def check_labels(labels: np.ndarray, where: Callable[[int], str]) -> None:
-  """Raises a `UserError` if one of the labels [n, T] is not in [0, 1]."""
-  good = (labels >= 0) & (labels <= 1)
-  hint = 'give 1 for a click and 0 for none, or the chance of one'
-  check_range(labels, good, 'labels must be in [0, 1]', where, hint)
-
-
 def check_lengths(lengths: Mapping[str, int], where: str) -> int:
   """Returns the one length of all columns, or raises a `UserError`."""
   sizes = list(lengths.values())

@@ -13,7 +13,8 @@ import numpy as np
 from slipstream_jax.data.numbered import signed
 from slipstream_jax.data.source import bound_to, Source, SourceWrapper
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import as_array, check_integers, TableSet
+from slipstream_jax.initializers import VectorsById
+from slipstream_jax.tables import as_array, check_integers, Table, TableSet
 from slipstream_jax.types import Batch
 
 
@@ -26,6 +27,8 @@ class ExampleShape(NamedTuple):
   """I, columns of `Batch.dense`."""
   heads: int | None = None
   """T, of labels [B, T]. None: they are [B]."""
+  clicks: tuple[bool, ...] = (True,)
+  """Whether labels must be in [0, 1], per head. Others may be any numbers."""
 
   @property
   def num_rows(self) -> int:
@@ -75,8 +78,8 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
   Raises:
     UserError: names the first flaw: no examples, no labels, an array of another
       shape or type, a lookup that is neither -1 nor a row of its feature's
-      table, a label outside [0, 1], a negative weight, or a number that is not
-      finite.
+      table, a label of a click outside [0, 1], a negative weight, or a number
+      that is not finite.
   """
   if not isinstance(batch, Batch):
     raise UserError(
@@ -97,6 +100,10 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
       where='Batch.labels',
       hint='give labels; without them there are only predictions',
     )
+  if shape.heads is None and given.labels is not None:
+    labels = given.labels
+    if labels.ndim == 2 and labels.shape[1] == 1:
+      given = given._replace(labels=labels[:, 0])
   _check_shapes(given, shape)
   check_integers(given.lookups, 'Batch.lookups')
   # Copied before the check: the user may write the arrays in between.
@@ -108,10 +115,11 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
     _lookup_weights(given, shape.tables),
     None if given.offset is None else _floats('offset', given.offset),
     _fresh(given.fresh, shape.num_rows),
+    _fresh_vectors(given, shape.tables),
   )
   if shape.num_rows > np.iinfo(own.lookups.dtype).max:  # of i32, past 2**31
     own = own._replace(lookups=own.lookups.astype(np.int64))
-  _check_values(given, own, shape.tables)
+  _check_values(given, own, shape)
   return own
 
 
@@ -131,19 +139,42 @@ def _fresh(rows: np.ndarray | None, num_rows: int) -> np.ndarray | None:
   return rows.astype(np.int64)
 
 
+def _fresh_vectors(batch: Batch, tables: TableSet) -> np.ndarray | None:
+  """Checks and copies the vectors that reassigned rows start from."""
+  vectors, rows = batch.fresh_vectors, batch.fresh
+  if vectors is None:
+    return None
+  check_integers(vectors, 'Batch.fresh_vectors')
+  if rows is None or vectors.shape != rows.shape:
+    raise UserError(
+      'fresh_vectors must have one number per fresh row',
+      got=f'{list(vectors.shape)} for {rows if rows is None else rows.shape}',
+      where='Batch.fresh_vectors',
+      hint='leave it out, or give -1 for a row without a vector',
+    )
+  sizes = np.array([_vectors_in(one) for one in tables.tables.values()])
+  number_of_table = np.searchsorted(tables.offsets, rows, side='right') - 1
+  bad = (vectors < -1) | (vectors >= sizes[number_of_table])
+  if bad.any():
+    raise UserError(
+      'fresh_vectors must number vectors of the initializer of their table',
+      got=int(vectors[bad][0]),
+      where='Batch.fresh_vectors',
+      hint='give Table(initializer={id: vector}), or -1 for no vector',
+    )
+  return vectors.astype(np.int64) if vectors.size else None
+
+
+def _vectors_in(table: Table) -> int:
+  how = table.initializer
+  return len(how.ids) if isinstance(how, VectorsById) else 0
+
+
 def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
   heads = () if shape.heads is None else (shape.heads,)
   # Examples without labels are counted by their weights.
   labels = np.shape(batch.weights)[:1] + heads
   labels = labels if batch.labels is None else batch.labels.shape
-  if shape.heads == 1 and len(labels) == 1 and labels[0]:
-    raise UserError(
-      'a model must return logits [B] for labels [B]',
-      got='logits [B, 1], which are of several heads, if only one',
-      where='Trainer, model',
-      hint='return one number per example, such as x[:, 0], or give labels'
-      ' [n, 1]',
-    )
   if not labels or not labels[0] or labels[1:] != heads:
     sizes = ', '.join(['B', *map(str, heads)])
     raise UserError(
@@ -232,11 +263,6 @@ _RULES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str, str]] = {
     'dense features must be finite, column {column} too',
     'fill what is missing before training, e.g. with 0',
   ),
-  'labels': (
-    lambda labels: (labels >= 0) & (labels <= 1),
-    'labels must be in [0, 1]',
-    'give 1 for a click and 0 for none, or the chance of one',
-  ),
   'weights': (
     lambda weights: (weights >= 0) & np.isfinite(weights),
     'weights must be finite and at least 0',
@@ -256,17 +282,18 @@ _RULES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str, str]] = {
 """For each column which values are valid, the rule, and a hint."""
 
 
-def _check_values(given: Batch, own: Batch, tables: TableSet) -> None:
+def _check_values(given: Batch, own: Batch, shape: ExampleShape) -> None:
   """Checks all values of a batch.
 
   Args:
     given: the batch as the source gave it.
     own: the same in the types of a step.
-    tables: whose rows are looked up.
+    shape: tables whose rows are looked up, and heads of clicks.
 
   Raises:
     UserError: with feature or column, example, value and bound.
   """
+  tables = shape.tables
   rows = own.lookups.reshape(len(own.weights), -1)
   first, end = (bound.astype(rows.dtype) for bound in tables.column_rows)
   if not _fits(rows, first, end):
@@ -284,6 +311,27 @@ def _check_values(given: Batch, own: Batch, tables: TableSet) -> None:
     column = getattr(own, name)
     if column is not None and not (valid := is_valid(column)).all():
       _refuse(name, valid, rule, hint, given, tables)
+  _check_labels(given, own.labels, shape)
+
+
+def _check_labels(
+  given: Batch, labels: np.ndarray | None, shape: ExampleShape
+) -> None:
+  """Checks labels f32[B] or f32[B, T], which are those of `given`."""
+  if labels is None or (good := (labels >= 0) & (labels <= 1)).all():
+    return
+  finite, tables = np.isfinite(labels), shape.tables
+  if not finite.all():
+    hint = 'leave out the examples that have none'
+    _refuse('labels', finite, 'labels must be finite', hint, given, tables)
+  good |= ~np.array(shape.clicks)
+  if not good.all():
+    rule = 'labels must be in [0, 1] for a loss of clicks'
+    hint = (
+      'give 1 for a click and 0 for none, or its chance, or give the trainer'
+      ' another loss, such as loss=optax.squared_error for ratings'
+    )
+    _refuse('labels', good, rule, hint, given, tables)
 
 
 def _refuse(

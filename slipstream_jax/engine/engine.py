@@ -17,7 +17,11 @@ from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.selection.hot import hot_by_group, stale_by_group
 from slipstream_jax.store.base import Storage
-from slipstream_jax.store.host_table import unique_rows_of, UntrainedRows
+from slipstream_jax.store.host_table import (
+  unique_rows_of,
+  UntrainedRows,
+  Vectors,
+)
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.tables import TableSet
@@ -204,17 +208,20 @@ class Engine:
     plans: Plans,
     reassigned: Reassigned | None = None,
     on_host: bool = False,
+    vectors: Sequence[Vectors] | None = None,
   ) -> tuple[RowBlock, ...]:
     """Returns per group the plan's rows. See `GroupRows.load`.
 
-    Reassigned rows get their first values. Only `store` changes them where they
-    are kept.
+    Reassigned rows get their first values, or vectors of their ids. Only
+    `store` changes them where they are kept.
 
     Raises:
       UserError: a plan expects other rows in the slots. Nothing changed.
     """
     for group, plan in zip(self.groups, plans, strict=True):
       group.kept.check(plan)
+    for number, group in enumerate(self.groups):
+      group.vectors = None if vectors is None else vectors[number]
     of_groups = zip(self.groups, plans, reassigned or self._none, strict=True)
     return tuple(
       group.load(plan, rows, on_host) for group, plan, rows in of_groups

@@ -27,6 +27,7 @@ from slipstream_jax.engine.dirty import DirtyRows
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link, NO_ROWS
 from slipstream_jax.store.base import FirstRows, pieces_of, RowStore, set_rows
+from slipstream_jax.store.host_table import Vectors
 from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.types import (
@@ -124,6 +125,8 @@ class GroupRows:
     hot: its rows that can be watched and pinned, if hot rows were chosen.
     frozen: which hot rows are frozen. None: none is.
     helpers: threads that copy a step's rows.
+    vectors: reassigned rows of the loaded step that start from a vector of
+      their id.
     dirty: which rows changed, and since when.
   """
 
@@ -148,6 +151,7 @@ class GroupRows:
     self.owner, self.num_rows = first.owner, first.num_rows
     self.row_bytes, self.none = host.row_bytes, first.rows(NO_ROWS)
     self.helpers, self._count = ALONE, count
+    self.vectors: Vectors | None = None
     self._hot_rows = NO_ROWS if hot is None else hot.rows
     self.reset(first)
 
@@ -168,7 +172,8 @@ class GroupRows:
     """
     self.dirty = DirtyRows(self.num_rows)
     for start, end in first.drawn:
-      self.dirty.add(np.arange(start, end))
+      for rows in pieces_of(end - start, max(self.row_bytes, 1)):
+        self.dirty.add(start + rows)
     self.first = first
     keeps = self._free_device()
     # Rows for the device are set in host memory first.
@@ -318,7 +323,17 @@ class GroupRows:
       block = self.host.gather(rows, size, self.helpers)
     if len(reassigned):
       at = np.flatnonzero(np.isin(rows, reassigned))
-      set_rows(block, at, self.first.rows(rows[at]))
+      set_rows(block, at, self._renewed(rows[at]))
+    return block
+
+  def _renewed(self, rows: RowIds) -> RowBlock:
+    """Returns the values of reassigned rows before their first step."""
+    block = self.first.rows(rows)
+    if self.vectors is not None and len(self.vectors[0]):
+      own, vectors = self.vectors
+      at = np.minimum(np.searchsorted(own, rows), len(own) - 1)
+      there = own[at] == rows
+      block.rows[there] = vectors[at[there]]
     return block
 
   def store(
@@ -351,7 +366,7 @@ class GroupRows:
     # else their old values would be written later
     self.write_backs.settle(last=True)
     if self.kept.rows is not None:
-      self.host.scatter(reassigned, self.first.rows(reassigned))
+      self.host.scatter(reassigned, self._renewed(reassigned))
     slots = self.kept.slots_of(reassigned)
     written = slots >= 0
     # The step's own rows are written with it, except to copies.
@@ -371,7 +386,7 @@ class GroupRows:
     places = apply.pad_slots(at, len(block.rows))
     padding = np.zeros(len(places) - len(rows), np.int64)
     # The padding's values are dropped.
-    new = self.first.rows(np.concatenate([rows, padding]))
+    new = self._renewed(np.concatenate([rows, padding]))
     return apply.write_slots(block, *to_device((places, new), owned=True))
 
   def set_rows(self, rows: RowIds, values: Shaped[np.ndarray, 'U _D']) -> None:

@@ -16,7 +16,12 @@ from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
 from slipstream_jax.schedules.base import Schedule, ScheduledBatch
 from slipstream_jax.selection.hot import stale_by_group
-from slipstream_jax.store.host_table import row_weights, unique_rows_of
+from slipstream_jax.store.host_table import (
+  row_weights,
+  unique_rows_of,
+  Vectors,
+  vectors_of_rows,
+)
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch, HotRows, ReassignedRows, Unique
 
@@ -166,6 +171,8 @@ class PlannedBatch(NamedTuple):
   """Changes to frozen rows that the chain itself judges."""
   spent: HostMs = HostMs()
   """What the host spent on it, but for its step."""
+  vectors: tuple[Vectors, ...] | None = None
+  """Per group, the reassigned rows that start from a vector of their id."""
 
   @property
   def batch(self) -> Batch:
@@ -274,7 +281,8 @@ class Planner(NamedTuple):
         here = item.edge.hot_here
         of_groups = zip(self.placements, states, strict=True)
         states = [placement.swap(state, here) for placement, state in of_groups]
-      reassigned, judgement = self._reassigned(item.batch), Judgement()
+      reassigned, vectors = self._reassigned(item.batch)
+      judgement = Judgement()
       if freezing is not None:
         judgement = freezing.next(reassigned)
         self._freeze(states, judgement.frozen)
@@ -305,14 +313,24 @@ class Planner(NamedTuple):
         reassigned,
         judgement,
         done.spent._replace(plan=_ms_since(started)),
+        vectors,
       )
       step += 1
 
-  def _reassigned(self, batch: Batch) -> tuple[ReassignedRows, ...] | None:
+  def _reassigned(
+    self, batch: Batch
+  ) -> tuple[tuple[ReassignedRows, ...] | None, tuple[Vectors, ...] | None]:
+    """Returns per group the reassigned rows, and those with a vector."""
     if batch.fresh is None or not len(batch.fresh):
-      return None
-    parts = self.tables.in_groups(np.unique(batch.fresh))
-    return tuple(rows for _, rows in parts)
+      return None, None
+    # The last one of equal rows, as the last id has the row.
+    rows, at = np.unique(batch.fresh[::-1], return_index=True)
+    parts = self.tables.in_groups(rows)
+    vectors = None
+    if batch.fresh_vectors is not None:
+      numbers = batch.fresh_vectors[::-1][at]
+      vectors = vectors_of_rows(self.tables, rows, numbers)
+    return tuple(own for _, own in parts), vectors
 
   def _first_states(self, start: Start) -> list[Any]:
     of_groups = zip(

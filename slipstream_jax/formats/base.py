@@ -113,8 +113,7 @@ class RawData(NamedTuple):
   labels: int = 0
   """T for labels [n, T]; 0 for labels [n]."""
   label_dtype: Literal['uint8', 'float32'] = 'uint8'
-  """Dtype of packed labels: u8 if all are 0 or 1, f32 if they may lie
-  between."""
+  """Dtype of packed labels: u8 if all are 0 or 1, f32 for others."""
   bad: BadLines | None = None
   """Counts the bad lines that were skipped. None if none may be."""
   settings: Mapping[str, Any] = types.MappingProxyType({})
@@ -180,14 +179,14 @@ def check_chunk(raw: RawData, chunk: Chunk, part: str) -> None:
   labels = chunk.labels
   good = (labels == 0) | (labels == 1)
   if raw.label_dtype == 'float32':
-    good = (labels >= 0) & (labels <= 1)
+    good = np.isfinite(labels)
   if not good.all():
     raise UserError(
       f'labels packed as {raw.label_dtype} must be'
-      f' {"in [0, 1]" if raw.label_dtype == "float32" else "0 or 1"}',
+      f' {"finite" if raw.label_dtype == "float32" else "0 or 1"}',
       got=labels[~good][0],
       where=f'{part}, Chunk.labels',
-      hint="set label_dtype='float32' for labels between 0 and 1",
+      hint="set label_dtype='float32' for other numbers than 0 and 1",
     )
 
 

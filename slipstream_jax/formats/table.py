@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.columns.lists import fitted, ListRules, padded, TooLong
-from slipstream_jax.columns.numbers import as_floats, check_labels, fills_of
+from slipstream_jax.columns.numbers import as_floats, fills_of
 from slipstream_jax.columns.read import Place, read, read_plain
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import text
@@ -145,7 +145,6 @@ def _chunk(roles: Roles, piece: Piece) -> Chunk:
   labels = np.empty((piece.frame.height, len(roles.labels)), np.float32)
   for at, name in enumerate(roles.labels):
     labels[:, at] = _numbers(piece, name, 'labels', None)
-    check_labels(labels[:, at : at + 1], _place(piece, name))
   dense = np.empty((piece.frame.height, len(roles.dense)), np.float32)
   for at, (name, fill) in enumerate(roles.dense.items()):
     dense[:, at] = _numbers(piece, name, 'dense features', fill)

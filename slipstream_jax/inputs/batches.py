@@ -77,10 +77,10 @@ def batches(
       columns, or an iterator of such.
     features: ids by feature, in a dict. Or the names of the columns of features
       (None: those of the trainer's).
-    label: 1 for a click, 0 for none, or its chance: [n], or [n, T] of T
-      heads, or a dict of heads by name. Or the name of the column (None:
-      'label', if there is one), or a list of them. Without labels, examples can
-      only be predicted.
+    label: 1 for a click, 0 for none, its chance, or any number that the loss
+      takes: [n], or [n, T] of T heads, or a dict of heads by name. Or the name
+      of the column (None: 'label', if there is one), or a list of them. Without
+      labels, examples can only be predicted.
     batch_size: B. An iterator has its own: batches of B examples, or fewer,
       which are padded.
     seed: seed of the order of each epoch, at least 0. None keeps the order.

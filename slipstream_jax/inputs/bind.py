@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 import numpy as np
 import polars as pl
 
-from slipstream_jax.columns.ids import raw_ids, RawIds
+from slipstream_jax.columns.ids import as_kind, raw_ids, RawIds
 from slipstream_jax.columns.lists import fitted, ListRules, pad_lists
 from slipstream_jax.columns.read import (
   as_objects,
@@ -20,6 +20,7 @@ from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import Column
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.hashing import kernel
+from slipstream_jax.initializers import VectorsById
 from slipstream_jax.inputs.fields import check_known, Numbers
 from slipstream_jax.tables import Feature, row_dtype, TableSet
 from slipstream_jax.types import Batch, Lookups
@@ -422,6 +423,23 @@ def _growing_of(
   return growing
 
 
+class _VectorNumbers:
+  """The number of the vector that an initializer has for an id."""
+
+  def __init__(self, how: VectorsById) -> None:
+    raw = raw_ids(how.ids, how.where)
+    self._known, self._where = Vocabulary(raw._replace(present=None)), how.where
+    self._kind = raw.kind
+    there = raw.present
+    all_of_them = np.arange(len(how.ids))
+    self._numbers = all_of_them if there is None else np.flatnonzero(there)
+
+  def of(self, ids: RawIds) -> Int[np.ndarray, ' n']:
+    """Returns the number of each id's vector, i64, or -1 if it has none."""
+    rows = self._known.rows(as_kind(ids, self._kind, self._where))
+    return np.append(-1, self._numbers)[rows]
+
+
 class Growth:
   """The growing vocabularies of one source, batch by batch."""
 
@@ -431,6 +449,11 @@ class Growth:
     """Takes vocabularies by table, and changes nothing yet."""
     self._growing = growing
     self._slots = _slots_by_table(tables)
+    given = {table: tables.tables[table].initializer for table in growing}
+    self._vectors = {
+      table: how for table, how in given.items() if isinstance(how, VectorsById)
+    }
+    self._numbers: dict[str, _VectorNumbers] = {}
     # Cursors after the last batch of this source. None: it has not begun.
     self._cursors: dict[str, Cursor] | None = None
 
@@ -490,7 +513,7 @@ class Growth:
       return batch
     cursors = self._cursors or self.set_vocabularies({})
     lookups = batch.lookups.reshape(len(batch.weights), -1)
-    fresh = []
+    fresh, vectors = [], []
     try:
       for table, vocabulary in self._growing.items():
         ids, views = {}, {}
@@ -507,11 +530,23 @@ class Growth:
         for name, (view, real) in views.items():
           view[real] = np.add(rows[name], first, dtype=view.dtype)
         fresh.append(new + first)
+        vectors.append(self._vectors_of(table, new))
     except BaseException:
       self._go_to(cursors)  # some have taken the batch, others not
       raise
     self._cursors = self._current()
-    return batch._replace(fresh=np.concatenate(fresh))
+    numbers = np.concatenate(vectors) if self._vectors else None
+    return batch._replace(fresh=np.concatenate(fresh), fresh_vectors=numbers)
+
+  def _vectors_of(
+    self, table: str, fresh: Int[np.ndarray, ' n']
+  ) -> Int[np.ndarray, ' n']:
+    """Returns `Batch.fresh_vectors` of fresh local rows of a table."""
+    if table not in self._vectors or not len(fresh):
+      return np.full(len(fresh), -1)
+    if table not in self._numbers:  # with the first row that is given
+      self._numbers[table] = _VectorNumbers(self._vectors[table])
+    return self._numbers[table].of(self._growing[table].raw_ids_of(fresh))
 
   def get_state(self) -> dict[str, Any]:
     """Returns cursors of the vocabularies by table, as part of a position."""

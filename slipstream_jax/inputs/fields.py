@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.columns.numbers import (
-  check_labels,
   check_lengths,
   check_range,
   Fill,
@@ -351,7 +350,6 @@ def _labels(
   if not by_name:
     labels = read_plain(labels, place)
   matrix, names = read_matrix(labels, 'labels', where, copied=copied)
-  check_labels(matrix, place)
   # [n, 1] is one of several heads, as by name. [n] stays what it is.
   one = not by_name and len(labels.shape) == 1
   return matrix[:, 0] if one else matrix, names

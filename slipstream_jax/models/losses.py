@@ -54,12 +54,11 @@ def example_losses(
       f'the model must return one logit per label, {list(labels.shape)}',
       got=list(logits.shape),
       where='Trainer, model',
-      hint='return [B] for labels [B], e.g. x[:, 0], and [B, T] for T heads',
+      hint='return [B] for labels [B], and [B, T] for T heads',
     )
-  if labels.ndim == 1:
-    if not callable(loss):
-      raise _wrong_number('losses', 'Trainer, loss', loss, 1)
+  if callable(loss) and loss_weights is None and labels.ndim == 1:
     return _loss(loss, logits, labels)
+  logits, labels = (x.reshape(len(x), -1) for x in (logits, labels))
   heads = labels.shape[1]
   losses = [loss] * heads if callable(loss) else loss
   weights = [1.0] * heads if loss_weights is None else loss_weights

@@ -47,7 +47,7 @@ def pack(
     features: columns of ids by name, each with its `Feature`. A sequence of
       names has one id per feature, in a table of that name.
     dense: columns of numbers.
-    label: column of labels in [0, 1], or several, one for each head.
+    label: column of labels, any finite numbers, or several, one per head.
     lookup_weights: column of the weights of each weighted feature.
     fill: replaces missing values of all dense columns, or of each by name.
     split: column with 'train', 'validation' or 'test' for each example.

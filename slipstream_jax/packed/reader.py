@@ -119,7 +119,8 @@ def read(
 
   Raises:
     UserError: a file cannot be read, a block of it has changed, a row is
-      outside of its table, or a label is not in [0, 1].
+      outside of its table, or a label is not finite, or not 0 or 1 if it is
+      stored as uint8.
   """
   scratch = _Scratch(form, longest)
   lookups = out.lookups.reshape(len(out.lookups), -1)
@@ -187,7 +188,12 @@ class _Scratch:
     )
     views = [whole.view(f'u{width}') for width in (1, 2, 4, 8)]
     labels = self.rooms[_LABELS].reshape(longest, -1)
-    self.typed = *views, labels, self.rooms[1]
+    self.typed = *views, labels, _most_label(labels.dtype), self.rooms[1]
+
+
+def _most_label(dtype: np.dtype) -> np.float32:
+  """Returns the largest label of a type. NaN compares as False."""
+  return np.float32(1) if dtype == np.uint8 else np.finfo(np.float32).max
 
 
 def _open(form: Form, column: Column) -> io.FileIO:
@@ -219,8 +225,9 @@ def _fill(
 def _refuse(form: Form, column: int, values: np.ndarray, first: int) -> None:
   """Raises the error of a column's run that has a bad value."""
   if column == _LABELS:
-    bad, rule = ~((values >= 0) & (values <= 1)), 'packed labels must be'
-    rule += ' 0 or 1' if values.dtype == np.uint8 else ' in [0, 1]'
+    bad = ~(abs(values) <= _most_label(values.dtype))
+    rule = 'packed labels must be'
+    rule += ' 0 or 1' if values.dtype == np.uint8 else ' finite'
   else:
     feature = [*form.tables.features.values()][column - _FIRST_FEATURE]
     largest = form.tables.tables[feature.table].rows
@@ -247,6 +254,7 @@ def _scatter(
   u32: np.ndarray,
   u64: np.ndarray,
   labels: np.ndarray,
+  most_label: np.float32,
   dense: np.ndarray,
   widths: np.ndarray,
   begins: np.ndarray,
@@ -266,7 +274,7 @@ def _scatter(
     good = True  # of the whole tile, so that one branch is enough
     for i in range(begin, end):
       for k in range(labels.shape[1]):
-        good &= (labels[i, k] >= 0) & (labels[i, k] <= 1)
+        good &= abs(labels[i, k]) <= most_label
         out_labels[places[i], k] = labels[i, k]
       for k in range(dense.shape[1]):
         out_dense[places[i], k] = dense[i, k]

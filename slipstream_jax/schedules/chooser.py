@@ -12,6 +12,7 @@ from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
 from slipstream_jax.selection.base import (
+  check_chances,
   check_clicks,
   ExampleFacts,
   Fit,
@@ -99,6 +100,8 @@ class Chooser:
         # In all batches of a run, so that one program trains them all.
         none = np.zeros(len(batch.labels), np.float32)
         batch = batch._replace(offset=none)
+    if self._mode.drops_examples and self._policy.needs_clicks:
+      check_chances(batch.labels, 'Batch.labels')
     self.event = None
     if settings.is_over(number - 1):
       return batch, None

@@ -46,7 +46,7 @@ def _gathered(parts: Sequence[_Part], size: int) -> Batch:
   columns: list[Any] = []
   fields = zip(*(part.batch for part in parts), strict=True)
   for name, of_parts in zip(Batch._fields, fields, strict=True):
-    if name == 'fresh' or of_parts[0] is None:
+    if name in ('fresh', 'fresh_vectors') or of_parts[0] is None:
       columns.append(None)
       continue
     lookups = name == 'lookups'
@@ -82,14 +82,16 @@ class Rebatcher:
     self.batch_size = batch_size
     self._parts: list[_Part] = []
     self.waiting = 0
-    # Reassigned rows, and for each the examples in the queue before it.
-    self._fresh = self._before = _NONE
+    # Reassigned rows, and for each the examples in the queue before it, and
+    # its `fresh_vectors`.
+    self._fresh = self._before = self._vectors = _NONE
     if state is not None:
       if state['queued']:
         self.put(Batch(**state['queued']))
       self._fresh = state['fresh']
       # Positions of batches that are not filled up did not have it.
       self._before = state.get('before', np.zeros(len(self._fresh), np.int64))
+      self._vectors = state.get('vectors', np.full(len(self._fresh), -1))
 
   def put(self, examples: Batch, index: Index = None) -> None:
     """Appends those examples of a batch in their order, without a copy."""
@@ -97,6 +99,9 @@ class Rebatcher:
       here = np.full(len(examples.fresh), self.waiting)
       self._fresh = np.concatenate([self._fresh, examples.fresh])
       self._before = np.concatenate([self._before, here])
+      own = examples.fresh_vectors
+      own = np.full(len(here), -1) if own is None else own
+      self._vectors = np.concatenate([self._vectors, own])
     part = _Part(examples, index)
     if part.examples:
       self._parts.append(part)
@@ -129,16 +134,21 @@ class Rebatcher:
     now = self._before < size
     fresh, self._fresh = self._fresh[now], self._fresh[~now]
     self._before = self._before[~now] - size
-    batch = _gathered(parts, size)
-    return batch._replace(fresh=fresh if len(fresh) else None)
+    vectors, self._vectors = self._vectors[now], self._vectors[~now]
+    return _gathered(parts, size)._replace(
+      fresh=fresh if len(fresh) else None,
+      fresh_vectors=vectors if (vectors >= 0).any() else None,
+    )
 
   def get_state(self) -> dict[str, Any]:
     """Returns all examples in the queue."""
     queued = None
     if self._parts:
-      whole = _gathered(self._parts, self.waiting)._replace(fresh=None)
+      whole = _gathered(self._parts, self.waiting)
+      whole = whole._replace(fresh=None, fresh_vectors=None)
       queued = {k: v for k, v in whole._asdict().items() if v is not None}
-    return {'queued': queued, 'fresh': self._fresh, 'before': self._before}
+    own = {'fresh': self._fresh, 'before': self._before}
+    return {'queued': queued, **own, 'vectors': self._vectors}
 
 
 class SingleBatchQueue(Rebatcher):
@@ -282,7 +292,9 @@ def alone(
     eighths = -(-SIZES * examples // batch_size)
     size = -(-batch_size * eighths // (SIZES * multiple)) * multiple
     scale = size / batch_size * (1 if corrected else seen / examples)
-  return _gathered([part], size)._replace(fresh=batch.fresh), scale
+  fresh, vectors = batch.fresh, batch.fresh_vectors
+  cut = _gathered([part], size)
+  return cut._replace(fresh=fresh, fresh_vectors=vectors), scale
 
 
 def real_examples(batch: Batch) -> Batch:

@@ -157,6 +157,13 @@ class Policy(NamedTuple):
   constant: Callable[[ExampleFacts], float] | None = None
   """Computes a number from the sample of the fit for the measure. None if the
   measure needs none."""
+  of_clicks: bool = False
+  """Whether labels must be in [0, 1] although no scores are needed."""
+
+  @property
+  def needs_clicks(self) -> bool:
+    """Whether labels must be in [0, 1]."""
+    return self.scored or self.of_clicks
 
   def thinned(self, facts: ExampleFacts) -> Bool[np.ndarray, ' n']:
     """Returns which examples the policy may drop."""
@@ -273,6 +280,22 @@ def check_clicks(labels: np.ndarray, where: str) -> None:
       got=float(labels[other][0]),
       where=where,
       hint="take a policy whose correction is 'weight', such as surprise",
+    )
+
+
+def check_chances(labels: np.ndarray, where: str) -> None:
+  """Checks that all labels are in [0, 1], as a policy of clicks needs.
+
+  Raises:
+    UserError: a label is another number.
+  """
+  other = (labels < 0) | (labels > 1)
+  if other.any():
+    raise UserError(
+      'this policy of skipping takes labels of clicks, which are in [0, 1]',
+      got=float(labels[other][0]),
+      where=where,
+      hint="take one that reads no label, such as policy='random_weighted'",
     )
 
 

@@ -103,6 +103,7 @@ STALE_NEGATIVES = Policy(
   'weight',
   FLOOR,
   _twice,
+  of_clicks=True,
 )
 """Thins stale examples without a click and corrects by weights. This is
 negative downsampling (He et al., 2014) of stale examples only. Our own."""

@@ -10,7 +10,7 @@ import functools
 import math
 from typing import NamedTuple, no_type_check, NoReturn, SupportsInt
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
@@ -19,6 +19,7 @@ from slipstream_jax.initializers import (
   Constant,
   GivenRows,
   Uniform,
+  VectorsById,
   write_rounded,
 )
 from slipstream_jax.store.base import FirstRows
@@ -146,6 +147,39 @@ class UntrainedRows(NamedTuple):
   def _fill_drawn(self, name: str, out: np.ndarray, rows: RowIds) -> None:
     values = self.draws[name](self.seed, rows)
     write_rounded(values, out, f'Table {name!r}, initializer')
+
+
+Vectors = tuple[Int[np.ndarray, ' _n'], np.ndarray]
+"""Rows of a group, ascending, and the vectors that they start from, [n, D] of
+the group's dtype."""
+
+
+def vectors_of_rows(
+  tables: TableSet, rows: RowIds, numbers: Int[np.ndarray, ' U']
+) -> tuple[Vectors, ...]:
+  """Returns per group the rows that start from a vector of their id.
+
+  Args:
+    tables: all tables.
+    rows: global rows, ascending.
+    numbers: of each row's vector, as in `Batch.fresh_vectors`.
+  """
+  tables_of_rows = np.searchsorted(tables.offsets, rows, side='right') - 1
+  names, result = [*tables.tables], []
+  parts = zip(tables.groups, tables.in_groups(rows), strict=True)
+  for group, (at, own) in parts:
+    at, own = at[numbers[at] >= 0], own[numbers[at] >= 0]
+    vectors = np.empty((len(at), group.dim), group.dtype)
+    for number in np.unique(tables_of_rows[at]):
+      here = np.flatnonzero(tables_of_rows[at] == number)
+      how = tables.tables[names[number]].initializer
+      assert isinstance(how, VectorsById)
+      part = np.empty((len(here), group.dim), group.dtype)
+      write_rounded(how.vectors[numbers[at[here]]], part, how.where)
+      vectors[here] = part
+    order = np.argsort(own)
+    result.append((own[order], vectors[order]))
+  return tuple(result)
 
 
 def _first_elements(tables: TableSet) -> dict[str, int]:

@@ -1,8 +1,11 @@
 """Scoring of held-out examples, which changes no row and counts no transfer."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 import contextlib
 import itertools
+
+from jaxtyping import Float
+import numpy as np
 
 from slipstream_jax.data.admission import admit
 from slipstream_jax.data.interrupts import held
@@ -11,7 +14,8 @@ from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.training import metrics
-from slipstream_jax.training.metrics import Metrics, Predictions
+from slipstream_jax.training.loss_kinds import LossKind
+from slipstream_jax.training.metrics import Metric, Metrics, Predictions
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import Array, Batch
 from slipstream_jax.vocabulary.counted import Vocabulary
@@ -23,16 +27,56 @@ from slipstream_jax.vocabulary.growing import (
 
 
 def evaluate(
-  trainer: TrainerParts, source: Source, max_batches: int | None = None
+  trainer: TrainerParts,
+  source: Source,
+  max_batches: int | None = None,
+  chosen: Sequence[Metric] | None = None,
 ) -> Metrics:
   """Returns metrics of the trainer's predictions on one pass of `source`.
 
-  The arguments are those of `predict`.
+  Args:
+    trainer: as in `predict`, like the next two.
+    source: see there.
+    max_batches: see there.
+    chosen: metrics. None: those that fit the loss.
 
   Raises:
-    UserError: as `predict`, or there is no example to score, or no label.
+    UserError: as `predict`, or there is no example to score, or no label, or
+      nothing says which metrics fit the loss.
   """
-  return metrics.compute(predict(trainer, source, max_batches))
+  of_heads = [chosen] if chosen is not None else _fitting(trainer.kinds)
+
+  def tallied() -> Metrics:
+    tally = metrics.Tally(of_heads)
+    with contextlib.closing(_scored(trainer, source, max_batches)) as parts:
+      for part in parts:
+        if chosen is None:
+          _check_known(part, trainer.kinds)
+        tally.add(part)
+    return tally.metrics()
+
+  return trainer.turns.run(tallied)
+
+
+def _fitting(kinds: Sequence[LossKind]) -> list[Sequence[Metric]]:
+  """Returns the metrics of each head that fit its loss."""
+  of_numbers = (kind == 'numbers' for kind in kinds)
+  return [metrics.NUMBERS if one else metrics.CLICKS for one in of_numbers]
+
+
+def _check_known(part: Predictions, kinds: Sequence[LossKind]) -> None:
+  """Checks that labels of an unknown loss look like clicks."""
+  if 'unknown' not in kinds or part.labels is None:
+    return
+  bad = (part.labels < 0) | (part.labels > 1)
+  bad &= np.array([kind == 'unknown' for kind in kinds])
+  if bad.any():
+    raise UserError(
+      'metrics must be given for a loss of other labels than clicks',
+      got=f'the label {part.labels[bad][0]}',
+      where='Trainer, metrics',
+      hint='give some, such as metrics=[slip.rmse]',
+    )
 
 
 def predict(
@@ -56,20 +100,42 @@ def predict(
     UserError: a batch that the trainer could not train on, or a pass that
       would not end.
   """
-  return trainer.turns.run(lambda: _predict(trainer, source, max_batches))
+  return trainer.turns.run(
+    lambda: metrics.merge([*_scored(trainer, source, max_batches)])
+  )
 
 
-def _predict(
+def probabilities(
+  trainer: TrainerParts, source: Source, max_batches: int | None = None
+) -> Float[np.ndarray, '...']:
+  """Returns probabilities of clicks, f32[n] or f32[n, T], as `predict`.
+
+  Raises:
+    UserError: as `predict`, or a loss that is not of clicks.
+  """
+  if set(trainer.kinds) != {'clicks'}:
+    raise UserError(
+      'probabilities come from logits of clicks, and the loss is of others',
+      got=f'a loss of {", ".join(trainer.kinds)}',
+      where='Trainer.predict, probabilities',
+      hint='leave it out, and convert the results yourself',
+    )
+  logits = predict(trainer, source, max_batches).logits
+  return metrics.probabilities(logits.astype(np.float64)).astype(np.float32)
+
+
+def _scored(
   trainer: TrainerParts, source: Source, max_batches: int | None
-) -> Predictions:
+) -> Generator[Predictions]:
+  """Yields labels and logits of each batch. Call it in the trainer's turn."""
   trainer.check_consistent()
   frozen = frozen_vocabularies(trainer.grown)
   bound = bound_in_order(source, trainer.shape.tables, frozen)
   with contextlib.closing(bound) as batches:
     _check_end(batches, max_batches)
     trainer.arrange(batches)
-    some = itertools.islice(batches, max_batches)
-    return metrics.merge([predict_batch(trainer, batch) for batch in some])
+    for batch in itertools.islice(batches, max_batches):
+      yield predict_batch(trainer, batch)
 
 
 def frozen_vocabularies(grown: Mapping[str, Position]) -> Replace:

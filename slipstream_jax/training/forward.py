@@ -55,6 +55,8 @@ def forward(
 ) -> tuple[Float[jax.Array, 'B ...'], dict[str, Any]]:
   """Returns logits, f32[B] or f32[B, T], and the model's new state.
 
+  Logits are [B] of a model that returns [B, 1].
+
   Args:
     recipe: model and tables.
     params: the model's parameters.
@@ -90,7 +92,8 @@ def forward(
   logits, changed = model.apply(params, state, inputs)
   check_logits(model.name, logits, len(dense))
   _check_state(model.name, state, changed)
-  return logits, changed
+  # A model of one logit may return it on an axis of its own.
+  return logits[:, 0] if logits.shape[1:] == (1,) else logits, changed
 
 
 def mean_loss(

@@ -214,7 +214,8 @@ def _take_step(
     if scheduled.edge.refreezes:
       _refreeze(trainer, scheduled.edge)
     _judge(trainer, item)
-    blocks = engine.load(item.plans, item.reassigned, rows != 'stream')
+    on_host = rows != 'stream'
+    blocks = engine.load(item.plans, item.reassigned, on_host, item.vectors)
     updated = update_step(trainer, item, blocks, rows)
   except BaseException:
     engine.counters = counted  # the rows will be loaded again
@@ -283,7 +284,8 @@ def _places(
 def on_device(batch: Batch) -> Batch:
   """Returns the batch without the fields that only the host needs."""
   without: Any = batch
-  columns: Batch = without._replace(lookups=None, fresh=None)
+  host = {'lookups': None, 'fresh': None, 'fresh_vectors': None}
+  columns: Batch = without._replace(**host)
   return columns
 
 

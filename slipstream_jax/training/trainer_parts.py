@@ -5,10 +5,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from slipstream_jax.data.admission import admit, CheckedSource, ExampleShape
 from slipstream_jax.data.interrupts import TurnLock
@@ -48,6 +45,7 @@ from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
+from slipstream_jax.training.loss_kinds import is_logistic, kinds_of, LossKind
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
 from slipstream_jax.types import Batch, HotRows, RowIds
 from slipstream_jax.vocabulary.growing import Position
@@ -69,6 +67,7 @@ class TrainerParts:
     rows: what crosses the link in a step, a member of `ROWS`.
     names: of dense features and labels, in the trainer's order.
     windows: per group, when its chain judges hot rows. None where it does not.
+    kinds: what the labels of each head mean, one if there are no heads.
     probe: mailbox for the row changes of windows.
     judgements: mailbox for the stale rows that chains judged.
     rest: counts since the last step, of examples that the schedule read and
@@ -88,6 +87,7 @@ class TrainerParts:
   rows: str
   names: ColumnNames
   windows: tuple[Windows | None, ...]
+  kinds: tuple[LossKind, ...]
   probe: StepProbe = dataclasses.field(default_factory=StepProbe)
   judgements: StepProbe = dataclasses.field(default_factory=StepProbe)
   rest: Counters = dataclasses.field(default_factory=Counters)
@@ -176,6 +176,7 @@ def make_parts(
   programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)
+  kinds = kinds_of(recipe.loss, heads)
   judges = any(programs.judges)
   _check_rows(rows, placements, recipe, judges)
   if judges:
@@ -190,11 +191,14 @@ def make_parts(
     programs,
     engine,
     state._replace(entries=programs.entries(own)),
-    ExampleShape(tables, dense_features, heads),
+    ExampleShape(
+      tables, dense_features, heads, tuple(kind == 'clicks' for kind in kinds)
+    ),
     programs.update,
     rows,
     ColumnNames(recipe.dense_columns),
     programs.windows(state),
+    kinds,
   )
 
 
@@ -421,30 +425,3 @@ def _check_offsets(heads: int | None, loss: object) -> None:
       where='Trainer, loss',
       hint=hint,
     )
-
-
-def is_logistic(loss: object) -> bool:
-  """Whether a loss is log(1 + exp(-logit)) for clicks, up to a factor.
-
-  It is evaluated at some logits, so a user's loss needs no mark. A sequence of
-  losses, one per head, is not logistic.
-  """
-  if loss is optax.sigmoid_binary_cross_entropy:
-    return True
-  if not callable(loss):
-    return False
-  logits = np.tile(np.linspace(-6, 6, 13, dtype=np.float32), 2)
-  labels = np.repeat(np.array([0, 1], np.float32), 13)
-  try:
-    result = jax.jit(lambda: loss(jnp.asarray(logits), jnp.asarray(labels)))()
-  except Exception:  # the first step will say what the loss needs
-    return False
-  values = np.asarray(to_host(result), np.float64)
-  wanted = np.logaddexp(0, np.where(labels > 0, -logits, logits))
-  if values.shape != wanted.shape:
-    return False
-  factor = values.sum() / wanted.sum()
-  near = np.allclose(
-    values, factor * wanted, rtol=1e-3, atol=1e-4 * abs(factor)
-  )
-  return bool(factor > 0 and near)

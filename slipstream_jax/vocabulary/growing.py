@@ -423,6 +423,15 @@ class GrowingVocabulary:
         known = history.words[1 : len(bits) + 1]
       return states.ids_at(rows, known, 1, self.size, where)
 
+  def raw_ids_of(self, rows: Int[np.ndarray, ' n']) -> RawIds:
+    """Returns the current ids of rows that have one."""
+    history = self._history
+    with history.lock:
+      bits, words = history.state.rows.ids[rows], None
+      if history.kind == 'text':
+        words = pl.Series(history.words[rows].tolist(), dtype=pl.String)
+      return RawIds(history.kind, bits, None, bits.shape, words)
+
   def frozen(self, batches: int | None = None) -> Vocabulary:
     """Returns a fixed vocabulary with the rows of now, or after `batches`.
 

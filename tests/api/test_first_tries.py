@@ -158,15 +158,37 @@ def test_optimizers_that_cannot_run_are_one_sentence(wrong):
     assert '\n' not in str(error.value)
 
 
-def test_one_logit_on_an_axis_of_its_own():
-  one = slip.Trainer(OneFeature(1), USER)
-  heads = np.stack([shop.CLICKS], 1)
-  ids = {'user': shop.USERS}
-  for call in one.evaluate, one.train:
-    with pytest.raises(UserError, match=r'logits \[B\].*got logits \[B, 1\]'):
-      call(slip.batches(None, ids, shop.CLICKS, batch_size=16, epochs=1))
-  with one:
-    one.train(slip.batches(None, ids, heads, batch_size=16, epochs=1), 2)
+def test_one_logit_or_label_on_an_axis_of_its_own():
+  column, by_name = shop.CLICKS[:, None], {'click': shop.CLICKS}
+  ends = []
+  for heads in None, 1:
+    for labels in shop.CLICKS, column, by_name:
+
+      def source(labels=labels, **given):
+        ids = {'user': shop.USERS}
+        return slip.batches(None, ids, labels, batch_size=16, **given)
+
+      with slip.Trainer(OneFeature(heads), USER) as trainer:
+        trainer.train(source(seed=0), 5)
+        ends.append((trainer.predict(source(epochs=1)), trainer))
+        assert trainer.evaluate(source(epochs=1)).heads == ()
+  for logits, trainer in ends:
+    assert logits.shape == (shop.EXAMPLES,)
+    np.testing.assert_array_equal(logits, ends[0][0])
+    shop.assert_same(trainer, ends[0][1])
+
+
+def test_one_logit_on_an_axis_of_its_own_is_skipped_by_the_best_policy():
+  skip = slip.Skip(0.3, 'surprise_offset', phases=shop.PHASES)
+  ends = []
+  for heads in None, 1:
+    with slip.Trainer(OneFeature(heads), USER, hot_bytes=600) as trainer:
+      ids = {'user': shop.USERS}
+      source = slip.batches(None, ids, shop.CLICKS, batch_size=16, seed=0)
+      trainer.train(source, 40, skip=skip)
+      ends.append(trainer)
+  assert trainer.parts.engine.counters.examples_dropped
+  shop.assert_same(*ends)
 
 
 ANOTHER = {

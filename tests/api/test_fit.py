@@ -156,6 +156,7 @@ def test_any_held_out_source_that_can_be_read_again(held_out):
     ({'epochs': 1.5}, 'epochs must be a whole number'),
     ({'validation': shop.held_out(), 'every': 0}, 'every must be a whole'),
     ({'validation': shop.held_out(), 'patience': 0}, 'patience must be'),
+    ({'monitor': 'auc'}, "function of metrics .*got 'auc'"),
     ({'callbacks': [print]}, 'objects with on_step'),
     ({'callbacks': 3}, 'must be a list'),
   ],
@@ -278,3 +279,14 @@ def test_a_failed_run_leaves_the_trainer_and_no_folder(tmp_path, monkeypatch):
     one.train(source, 3)
     other.train(same, 3)
     shop.assert_same(one, other)
+
+
+def test_a_user_says_what_is_watched():
+  stops = {'validation': WORSE, 'every': 5, 'patience': 1}
+  with shop.trainer() as trainer:
+    history = trainer.train(
+      shop.source(), 50, monitor=lambda metrics: -metrics.log_loss, **stops
+    )
+    losses = history.curve('log_loss')
+    assert len(losses) == 10
+    assert history.best.metrics.log_loss == losses.max()

@@ -75,7 +75,7 @@ CALLS = {
   'trainer': (
     lambda **k: slip.Trainer(**{'model': Model(), 'tables': tables} | k),
     ('tables', 'features', 'row_optimizer', 'dense_optimizer', 'loss',
-     'placement', 'hot_bytes',
+     'placement', 'hot_bytes', 'metrics',
      'microbatches', 'prefetch', 'seed', 'watched',
      'workers'),
   ),

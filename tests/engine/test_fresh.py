@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.admission import admit
-from slipstream_jax.data.numbered import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches, NumberedBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
+from slipstream_jax.transforms.rowwise import sgd
 from tests.support import small
 from tests.support.small import BATCH
 
@@ -70,6 +72,44 @@ def test_what_are_no_fresh_rows(fresh, said):
   batch = next(with_fresh({}))._replace(fresh=np.array(fresh))
   with pytest.raises(UserError, match=said):
     admit(batch, start('streamed').shape)
+
+
+def test_of_equal_fresh_rows_the_last_vector_counts():
+  vectors = {number: np.full(8, number) for number in range(3)}
+  tables = small.tables()
+  tables = {
+    name: table._replace(initializer=vectors if name == 't1' else None)
+    for name, table in tables.tables.items()
+  }
+  tables = TableSet(tables, small.tables().features)
+  recipe = small.recipe()._replace(tables=tables, row_optimizer=sgd(0.0))
+  for name in ALL:
+    parts = make_parts(recipe, ALL[name], small.DENSE, 3, HOT, given={})
+    first = parts.engine.rows_of('t1')
+    batch = next(with_fresh({}))._replace(
+      fresh=np.array([52, 50, 52, 53, 50, 3]),
+      fresh_vectors=np.array([0, 2, 1, -1, -1, -1]),
+    )
+    one = NumberedBatches(lambda _, batch=batch: batch, 1, 'one', reads='one')
+    with planned(parts, one, 0) as batches:
+      list(train(parts, batches, 1))
+    first[2] = 1
+    np.testing.assert_array_equal(parts.engine.rows_of('t1'), first)
+
+
+def test_wrong_vectors_of_fresh_rows_are_one_sentence():
+  batch, shape = next(with_fresh({})), start('streamed').shape
+  for fresh, vectors, said in (
+    (None, [1], 'one number per fresh row, got'),
+    ([3], [1, 2], r'\[2\] for \(1,\)'),
+    ([3], [0.5], 'integer type, got float64'),
+    ([3], [0], 'vectors of the initializer of their table, got 0'),
+    ([3], [-2], 'their table, got -2'),
+  ):
+    fresh = fresh and np.array(fresh)
+    wrong = batch._replace(fresh=fresh, fresh_vectors=np.array(vectors))
+    with pytest.raises(UserError, match=said):
+      admit(wrong, shape)
 
 
 def test_no_fresh_rows_are_none_and_others_are_copied():

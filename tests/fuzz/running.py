@@ -272,6 +272,7 @@ class Run:
       for name in names
     ]
     scored = [x if x is None else x[:count] for x in scored]
+    scored[2] = np.ravel(scored[2])  # of [n, 1]
     assert metrics.examples == count
     expected = self.oracle.log_loss(*scored).mean()
     np.testing.assert_allclose(metrics.log_loss, expected, **self._tolerance())
@@ -308,6 +309,8 @@ def _examples(batches):
   for batch in batches:
     dense, lookups, labels, weights, *_ = batch
     for i in np.flatnonzero(weights > 0):
-      values = np.concatenate([dense[i], lookups[i].ravel(), [labels[i]]])
+      values = np.concatenate(
+        [dense[i], lookups[i].ravel(), labels[i : i + 1].ravel()]
+      )
       found.append((values.astype(np.float64).tobytes(), float(weights[i])))
   return found

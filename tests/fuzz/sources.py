@@ -76,6 +76,7 @@ def cut(columns, size, pads):
   """Batches of a dict of columns, in their order; the remainder padded."""
   names = 'dense', 'lookups', 'labels', 'weights', 'lookup_weights', 'offset'
   found = []
+  columns = columns | {'labels': np.ravel(columns['labels'])}  # of [n, 1]
   for start in range(0, len(columns['lookups']), size):
     whole = [columns.get(name) for name in names]
     part = [x if x is None else x[start : start + size] for x in whole]

@@ -120,7 +120,7 @@ SPOILS = {
   'a label that is NaN': Spoil('labels', _put(np.nan), 'label'),
   'labels that are shares': Spoil('labels', _put(0.5)),
   'labels of bools': Spoil('labels', _cast('bool')),
-  'labels [n, 1]': Spoil('labels', lambda x, run: x[:, None], 'label'),
+  'labels [n, 1]': Spoil('labels', lambda x, run: x[:, None]),
   'labels too few': Spoil('labels', lambda x, run: x[:-1], 'label|same number'),
   'a weight that is NaN': Spoil('weights', _put(np.nan), 'weight'),
   'a negative weight': Spoil('weights', _put(-1), 'weight'),
@@ -156,7 +156,7 @@ SPOILS = {
     'row',
   ),
   'a model of [B, 1]': Spoil(
-    'recipe', lambda made, run: recipe(run.case.world, Column), 'logit'
+    'recipe', lambda made, run: recipe(run.case.world, Column)
   ),
   'a model that gives a tuple': Spoil(
     'recipe', lambda made, run: recipe(run.case.world, Pair), 'logit'

@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 
 class Column(Model):
-  """Returns [B, 1], which broadcasts against labels [B]."""
+  """Returns [B, 1], which is the same as [B]."""
 
   def __call__(self, dense, embeddings):
     return super().__call__(dense, embeddings)[:, None]
@@ -127,6 +127,7 @@ def one_group(
   )
 
 
+GIVEN = np.random.default_rng(0).normal(size=(25, 2))
 WORLDS = {
   'plain': one_group(
     (11, 5), ('sum', 'mean'), 'rowwise_adagrad', 3, 2, sizes=(4, 16)
@@ -152,7 +153,7 @@ WORLDS = {
   'shared': World(
     {
       'user': slip.Table(9, 4),
-      'item': slip.Table(25, 2),
+      'item': slip.Table(25, 2, initializer=GIVEN),
       'country': slip.Table(1, 4),
     },
     {
@@ -183,7 +184,7 @@ WORLDS = {
   'four_groups': World(
     {
       'a': slip.Table(40, 128),
-      'b': slip.Table(6, 1, 'float16'),
+      'b': slip.Table(6, 1, 'float16', nn.initializers.normal(0.3)),
       'c': slip.Table(30, 16, 'bfloat16', optimizer='sgd'),
       'd': slip.Table(1, 16, unknown='row'),
     },

@@ -217,9 +217,9 @@ SENTENCES = {
     "got None (batches, dense, 'age', example 1)",
   ),
   'words that are dense': (lambda: one(['a'] * 5), 'must be real numbers'),
-  'a label of 2': (
-    lambda: one(label=[0, 1, 1, 2, 0]),
-    'must be in [0, 1], got 2.0 (batches, label, example 3)',
+  'a label of infinity': (
+    lambda: one(label=[0, 1, 1, np.inf, 0]),
+    'must be finite numbers, got inf (batches, label, example 3)',
   ),
   'a weight below 0': (
     lambda: one(weights=[1, 1, -1, 1, 1]),

@@ -1,9 +1,11 @@
 """Given initial rows, and rows that are set, are the same bits everywhere."""
 
+import contextlib
 import functools
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import slipstream_jax as slip
@@ -82,6 +84,19 @@ def test_no_placement_changes_a_number(kind, placing):
     trainer, losses = run(kind, skip, placement=PLACED[placing])
     with trainer:
       small.assert_same_bits((everything(trainer), losses), wanted(kind, skip))
+
+
+def test_no_placement_changes_a_number_of_rows_that_a_chain_freezes():
+  chain = optax.chain(slip.rowwise_adagrad(0.1), slip.skip_stale(0.1, 12, 4))
+  runs = {}
+  for placing in PLACED:
+    how = {'placement': PLACED[placing], 'row_optimizer': chain}
+    trainer, losses = run('given', 'none', (18, 29), 42, **how)
+    with trainer:
+      entries = trainer.parts.state.entries
+      assert any(np.asarray(one.stale).any() for one in entries)
+      runs[placing] = everything(trainer), losses
+  small.assert_same_bits([runs['streamed']] * len(runs), [*runs.values()])
 
 
 @pytest.mark.parametrize('kind', TABLES)
@@ -199,3 +214,19 @@ def test_a_drawn_row_depends_on_seed_table_and_row_alone(seed):
   assert abs(whole.std() - 0.1) < 0.005
   square = c(seed, np.arange(600))
   np.testing.assert_allclose(square.T @ square, np.eye(5), atol=1e-5)
+
+
+@pytest.mark.parametrize('placing', PLACED)
+def test_a_checkpoint_has_no_row_that_is_set_while_it_is_written(
+  placing, tmp_path
+):
+  trainer, _ = run('given', sets=(), steps=20, placement=PLACED[placing])
+  closing = contextlib.closing(slip.Checkpoints(tmp_path))
+  with trainer, closing as checkpoints:
+    checkpoints.save(trainer.parts, {}, wait=False)
+    before = jax.tree.map(np.array, list(trainer.parts.engine.read_back()))
+    trainer.set_rows('user', np.arange(60), np.full((60, 4), 7))
+    checkpoints.wait()
+  with shop.trainer(tables=TABLES['given']) as other:
+    other.restore(tmp_path, resume=False)
+    small.assert_same_bits(before, list(other.parts.engine.read_back()))

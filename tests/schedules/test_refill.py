@@ -98,13 +98,16 @@ def test_rows_with_another_id_wait_for_an_example():
   queue = SingleBatchQueue(4)
   batch = examples(np.ones(4))
   none = batch.map(lambda column: column[:0])
-  queue.put(none._replace(fresh=np.array([3])))
+  vectors = {'fresh_vectors': np.array([7])}
+  queue.put(none._replace(fresh=np.array([3]), **vectors))
   assert not queue.ready()
   again = SingleBatchQueue(4, queue.get_state())
   for one in (queue, again):
     one.put(batch._replace(fresh=np.array([5])))
     assert one.waiting == 4
-    assert one.take().fresh.tolist() == [3, 5]
+    taken = one.take()
+    assert taken.fresh.tolist() == [3, 5]
+    assert taken.fresh_vectors.tolist() == [7, -1]
     assert not one.waiting
 
 

@@ -101,12 +101,12 @@ class One(nn.Module):
     return nn.Dense(1, use_bias=False)(x)[:, 0]
 
 
-def test_one_head_by_an_axis_of_its_own_is_the_same():
-  batch = by_hand.draw(TABLES, 24, heads=1)
-  flat = batch._replace(labels=batch.labels[:, 0])
+@pytest.mark.parametrize('loss', [bce, (bce,), squared])
+def test_one_logit_on_an_axis_of_its_own_is_the_same(loss):
+  batch = by_hand.draw(TABLES, 24)
   ends = [
-    step(recipe_of(model=model), b)
-    for model, b in ((Heads(1), batch), (One(), flat))
+    step(recipe_of(model=model, loss=loss), batch)
+    for model in (Heads(1), One())
   ]
   assert ends[0][2] == ends[1][2]
   small.assert_same_bits(*(by_hand.bits(*end[:2]) for end in ends))
@@ -131,11 +131,12 @@ MISFITS = [
   ({}, None, r'one logit per label, \[8\], got \[8, 3\]', 'Trainer, model'),
   ({}, 2, r'one logit per label, \[8, 2\]', 'Trainer, model'),
   ({'model': Heads(2)}, 3, r'got \[8, 2\]', 'Trainer, model'),
+  ({'model': Heads(1)}, 3, r'got \[8\]', 'Trainer, model'),
   (
-    {'model': Heads(1)},
+    {'model': One(), 'loss': (bce, bce)},
     None,
-    r'return \[B\] for labels \[B\]',
-    'Trainer, model',
+    'as many losses',
+    'Trainer, loss',
   ),
   ({'model': Returning(tuple)}, None, 'got a tuple', 'Returning'),
   ({'model': Returning(list)}, None, 'got a list', 'Returning'),

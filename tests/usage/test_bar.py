@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 
 import pytest
 from rich.cells import cell_len
@@ -108,7 +109,7 @@ def test_it_says_when_programs_compile(monkeypatch):
 
 def test_time_left_is_that_of_the_last_while(monkeypatch):
   now = [0.0]
-  monkeypatch.setattr(progress.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(time, 'monotonic', lambda: now[0])
   screen = terminal(80)
   with Bar(screen, 10_000, 'batch', done=500) as bar:
     now[0] = 1000.0  # programs were compiled
