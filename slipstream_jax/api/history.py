@@ -48,6 +48,9 @@ class History(NamedTuple):
     parts = [f'{len(self.losses):,} steps']
     if len(self.losses):
       parts.append(f'loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}')
+    left_out, seen = self.counters.examples_dropped, self.counters.examples_seen
+    if left_out:
+      parts.append(f'{left_out:,} of {seen:,} examples left out')
     if self.validations:
       parts.append(f'{len(self.validations)} validations')
     if self.best is not None:
