@@ -162,6 +162,7 @@ class _Service:
 def facts_of(scorer: Scorer) -> dict[str, Any]:
   """Returns what the model takes, as JSON."""
   layout = scorer.layout
+  words = [layout.vocabulary[one.table] for one in layout.features]
   return {
     'data': layout.name,
     'step': layout.step,
@@ -172,11 +173,11 @@ def facts_of(scorer: Scorer) -> dict[str, Any]:
       {
         'name': feature.name,
         'table': layout.tables[feature.table].name,
-        'ids': layout.vocabulary[feature.table].kind,
+        'ids': 'hex' if of.texts == 'hex' else of.kind,
         'first_column': feature.first,
         'columns': feature.length,
       }
-      for feature in layout.features
+      for feature, of in zip(layout.features, words, strict=True)
     ],
   }
 

@@ -27,6 +27,7 @@ _WANTED = {
   'none': 'a whole number in [0, {})',
   'bounded': 'a whole number of 64 bits',
   'text': 'a text or null',
+  'hex': 'a text of up to 8 hex digits, its number, or null',
 }
 _ANY = 'a whole number of 64 bits, a text or null'
 _NUMBERS = 'none', 'bounded'
@@ -291,6 +292,8 @@ def _bad_id(
   layout: Layout, feature: Feature, example: int, value: Any
 ) -> ServeError:
   kind = layout.vocabulary[feature.table].kind
+  if layout.vocabulary[feature.table].texts == 'hex':
+    kind = 'hex'
   wanted = _WANTED.get(kind, _ANY).format(layout.tables[feature.table].rows)
   where = f'ids of example {example}, feature {feature.name!r}'
   return _refused(f'an id must be {wanted}', _shown(value), where)
@@ -301,6 +304,7 @@ def _ids(layout: Layout, lines: list[Any]) -> np.ndarray:
   _check_widths('ids', lines, layout.columns)
   features = [one for one in layout.features for _ in range(one.length)]
   kinds = [layout.vocabulary[one.table].kind for one in features]
+  forms = [layout.vocabulary[one.table].texts for one in features]
 
   def refused(example: int, column: int, value: Any) -> ServeError:
     return _bad_id(layout, features[column], example, value)
@@ -318,8 +322,8 @@ def _ids(layout: Layout, lines: list[Any]) -> np.ndarray:
           value.encode()
           texts.append((example, column))
         else:
-          line[column] = vocabulary.raw_id(value)
-      except UnicodeEncodeError as error:  # half of a surrogate pair
+          line[column] = vocabulary.raw_id(value, forms[column])
+      except ValueError as error:  # half of a surrogate pair, or no hex digit
         raise refused(example, column, value) from error
   hashes = vocabulary.text_ids([lines[i][k] for i, k in texts]).tolist()
   for (example, column), number in zip(texts, hashes, strict=True):

@@ -31,6 +31,7 @@ MANIFEST = 'export.json'
 DENSE = 'dense.bin'
 CODECS = ('float32', 'float16', 'int8')
 VOCABULARIES = ('none', 'bounded', 'hashed', 'ranked', 'counted', 'text')
+TEXTS = ('any', 'hex')
 TRANSFORMS = ('none', 'log1p', 'log1p_float32', 'hour', 'missing')
 ALIGNMENT = 4096
 """Files of rows have a multiple of this many bytes, so that their last record
@@ -116,6 +117,9 @@ class Vocabulary(NamedTuple):
   hash_rows: int = 0
   """Of 'counted' and 'text': unknown ids share the rows 1 to `hash_rows` by a
   hash. If 0, they have row 0."""
+  texts: str = 'any'
+  """A member of `TEXTS`, which says what number a text is. 'any': as
+  `slip.pack` numbers texts. 'hex': up to 8 hexadecimal digits."""
 
 
 class Dense(NamedTuple):
@@ -333,4 +337,5 @@ def _check_rows(layout: Layout, sizes: Mapping[str, int]) -> None:
     _check(1 <= table.rows <= rows - table.first, f'table {table}')
     _check(words.kind in VOCABULARIES, f'vocabulary {words.kind!r}')
     _check(words.hash_rows < table.rows, f'vocabulary {words}')
+    _check(words.texts in TEXTS, f'vocabulary {words}')
     _check(words.file in sizes or words.file == '', f'no {words.file!r}')

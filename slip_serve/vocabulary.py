@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import pathlib
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ MISSING = -1
 """Marks a missing id."""
 END = -2
 """Pads a list of ids."""
+_HEX = re.compile('[0-9a-fA-F]{1,8}')
 _ENTRY_BYTES = {'counted': 12, 'text': 12, 'ranked': 4}
 
 
@@ -33,6 +35,8 @@ class TableVocabulary(NamedTuple):
   """Of 'counted' and 'text' the known ids i64[n], ascending."""
   ranks: np.ndarray = np.empty(0, np.int32)
   """Rows i32 of the known ids, or of the buckets of 'ranked'."""
+  texts: str = 'any'
+  """As in `Vocabulary`."""
 
 
 def open_words(folder: Path, layout: Layout) -> list[TableVocabulary]:
@@ -52,7 +56,9 @@ def open_words(folder: Path, layout: Layout) -> list[TableVocabulary]:
 def _open(
   folder: pathlib.Path, number: int, of: Vocabulary, rows: int
 ) -> TableVocabulary:
-  words = TableVocabulary(number, rows, of.kind, of.entries, of.hash_rows)
+  words = TableVocabulary(
+    number, rows, of.kind, of.entries, of.hash_rows, texts=of.texts
+  )
   if of.kind not in _ENTRY_BYTES:
     return words
   path, wanted = folder / of.file, _ENTRY_BYTES[of.kind] * of.entries
@@ -136,7 +142,10 @@ def ids_of(words: TableVocabulary, values: Sequence[Any]) -> np.ndarray:
       raise _no_id(words, value, 'a whole number of 64 bits')
     if not (whole or isinstance(value, str | None)) or value is True:
       raise _no_id(words, value, 'a whole number, a text or None')
-    ids[place] = value if are_rows else raw_id(value)
+    try:
+      ids[place] = value if are_rows else raw_id(value, words.texts)
+    except ValueError as error:
+      raise _no_id(words, value, 'up to 8 hex digits') from error
   return ids
 
 
@@ -159,16 +168,27 @@ def text_ids(texts: Sequence[str]) -> np.ndarray:
   return hashes.view(np.int64)
 
 
-def raw_id(value: int | str | None) -> int:
+def raw_id(value: int | str | None, texts: str = 'any') -> int:
   """Returns the id of a value, as `slip.pack` numbers it.
 
   An integer is its own id, but a negative v has v - 2. A text that is written
   as such an integer has the same id. All other texts are hashed. None and ''
   are missing ids.
+
+  Args:
+    value: the value.
+    texts: 'hex' if a text is up to 8 hexadecimal digits, else 'any'.
+
+  Raises:
+    ValueError: a text has other digits.
   """
   text = '' if value is None else str(value)
   if not text:
     return MISSING
+  if texts == 'hex' and isinstance(value, str):
+    if not _HEX.fullmatch(text):
+      raise ValueError(text)
+    return int(text, 16)
   try:
     number = int(text)
     least = np.iinfo(np.int64).min + 2

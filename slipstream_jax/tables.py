@@ -28,6 +28,7 @@ from slipstream_jax.errors import (
   UserError,
 )
 from slipstream_jax.initializers import as_initializer
+from slipstream_jax.named import in_short, refuse_others
 from slipstream_jax.types import Array, Lookups
 
 Combiner = Literal['sum', 'mean', 'sqrtn', 'none']
@@ -65,6 +66,9 @@ class Table(NamedTuple):
   """What to do with ids outside [0, vocabulary_size): 'error' raises, 'row'
   maps all of them to one extra row, the last."""
 
+  def __repr__(self) -> str:
+    return in_short(self)
+
   @property
   def rows(self) -> int:
     """R: `vocabulary_size`, plus the row of unknown ids if there is one."""
@@ -85,6 +89,37 @@ class Feature(NamedTuple):
   """L, the most lookups of one example. Shorter bags are padded."""
   weighted: bool = False
   """Whether each lookup carries a weight (f32). If not, all weigh 1."""
+
+  def __repr__(self) -> str:
+    return in_short(self)
+
+
+# Names of fields in Keras and TorchRec.
+_OF_FEATURES = (
+  "give combiner to a feature: Trainer(..., features={'item':"
+  " slip.Feature('item', combiner='mean')})"
+)
+refuse_others(
+  Table,
+  {
+    'combiner': _OF_FEATURES,
+    'pooling': _OF_FEATURES,
+    'num_embeddings': 'name it vocabulary_size',
+    'input_dim': 'name it vocabulary_size',
+    'output_dim': 'name it embedding_dim',
+    'data_type': 'name it dtype',
+    'embeddings_initializer': 'name it initializer',
+    'name': "give tables by name: Trainer(..., {'item': slip.Table(...)})",
+    'placement': 'give it to Trainer',
+  },
+)
+refuse_others(
+  Feature,
+  {
+    'pooling': 'name it combiner',
+    'name': "give features by name: features={'item': slip.Feature(...)}",
+  },
+)
 
 
 class Group(NamedTuple):

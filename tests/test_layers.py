@@ -35,6 +35,7 @@ GROUPS = [
     'errors',
     'files',
     'hashing',
+    'named',
     'row_kernels',
     'initializers',
   },

@@ -18,9 +18,10 @@ def test_example_runs_as_it_stands(capsys):
   assert len(lines) <= 15
   assert len(set(re.findall(r'slip\.(\w+)', example))) <= 4
   examples.run(PAGE)
-  skipped, auc = capsys.readouterr().out.splitlines()
-  dropped, seen = re.findall(r'[\d,]+', skipped)
-  share = int(dropped.replace(',', '')) / int(seen.replace(',', ''))
+  history, auc = capsys.readouterr().out.splitlines()
+  (counts,) = re.findall(r' ([\d,]+) of ([\d,]+) examples left out', history)
+  dropped, seen = (int(count.replace(',', '')) for count in counts)
+  share = dropped / seen
   assert 0.2 < share < 0.3  # Skip(drop=0.3), but for the warm-up
   assert float(auc) > 0.9  # the example learns
 
@@ -46,9 +47,10 @@ def test_requirements_agree_with_the_package():
 
   extras = project['optional-dependencies']
   ours = {'cuda12', 'tfds', 'programs', 'test', 'docs'}
-  assert set(extras) == ours | {'s3', 'baselines', 'orbax'}
-  ours = {*project['dependencies'], *extras['tfds'], *extras['programs']}
-  ours.remove('slipstream_jax[tfds]')
+  assert set(extras) == ours | {'s3', 'baselines', 'orbax', 'serve', 'fit'}
+  needed = (extras[name] for name in ('fit', 'tfds', 'programs'))
+  ours = {*project['dependencies']}.union(*needed)
+  ours.remove('slipstream_jax[fit,tfds]')
   assert wanted('requirements-cpu.txt') == ours
   cuda = {
     line.replace('jax>', 'jax[cuda12]>', 1) if line.startswith('jax>') else line

@@ -44,6 +44,19 @@ class History(NamedTuple):
   validations: tuple[Validation, ...] = ()
   """The validations, in order."""
 
+  def __repr__(self) -> str:
+    parts = [f'{len(self.losses):,} steps']
+    if len(self.losses):
+      parts.append(f'loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}')
+    left_out, seen = self.counters.examples_dropped, self.counters.examples_seen
+    if left_out:
+      parts.append(f'{left_out:,} of {seen:,} examples left out')
+    if self.validations:
+      parts.append(f'{len(self.validations)} validations')
+    if self.best is not None:
+      parts.append(f'the best after step {self.best.step:,}')
+    return f'History({", ".join(parts)})'
+
   @property
   def best(self) -> Validation | None:
     """The best validation. None if there was none with a number."""

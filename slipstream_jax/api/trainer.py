@@ -12,6 +12,7 @@ import functools
 import os
 from typing import Any, NoReturn, TypeVar
 
+import jax
 from jaxtyping import Float
 import numpy as np
 import optax
@@ -37,9 +38,11 @@ from slipstream_jax.api.position import (
   resume,
   SourceStates,
 )
+from slipstream_jax.api.summary import describe, Summary, summary_of
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held, TurnLock
 from slipstream_jax.data.source import BatchSource, ColumnNames, is_endless
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.pipeline import workers_of
@@ -160,6 +163,7 @@ class Trainer:
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
     self._maker = Maker(recipe, placements, hot_bytes, seed, store)
+    self._made_of = recipe, placements
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
     workers = workers_of(workers, 'Trainer, workers')
     self._ahead = prefetch, workers
@@ -168,6 +172,9 @@ class Trainer:
     # Taken by calls that change which batches are trained. `Maker.turns` are
     # for the rows. A thread takes these before those, never after.
     self._turns = TurnLock()
+
+  def __repr__(self) -> str:
+    return describe(*self._made_of, self._maker.parts)
 
   def __enter__(self) -> 'Trainer':
     return self
@@ -190,6 +197,28 @@ class Trainer:
         hint='call train, evaluate, predict or restore first',
       )
     return self._maker.parts
+
+  @property
+  def params(self) -> Any:
+    """The model's parameters as a copy, a tree of numpy arrays.
+
+    Raises:
+      UserError: no source has come yet.
+    """
+    return self._maker.turns.run(
+      # Copies, because the next step may use their memory.
+      lambda: jax.tree.map(np.array, to_host(self.parts.state.params))
+    )
+
+  def summary(self) -> Summary:
+    """Returns a text of the tables, their sizes and places, and the model.
+
+    Sizes include the state of the row optimizer. Before the first source, what
+    depends on it is left open.
+    """
+    return self._maker.turns.run(
+      lambda: summary_of(*self._made_of, self._maker.parts)
+    )
 
   def train(
     self,

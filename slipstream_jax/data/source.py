@@ -6,6 +6,7 @@ all that the rest of the package sees.
 
 import abc
 from collections.abc import Callable, Iterator, Mapping
+import types
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Integer
@@ -318,3 +319,7 @@ class Dataset(NamedTuple):
   """Names of the dense features, and of the labels of several heads."""
   heads: int | None = None
   """T, of labels [B, T]. None: they are [B]."""
+  format: str = ''
+  """Name of the format that it was read from, if it is one of the library."""
+  settings: Mapping[str, Any] = types.MappingProxyType({})
+  """Settings of the format that affect the examples."""

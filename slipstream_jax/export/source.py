@@ -13,13 +13,14 @@ from jaxtyping import Int, Integer
 import numpy as np
 
 from slip_serve import layout
-from slip_serve.layout import Dense, TRANSFORMS
+from slip_serve.layout import Dense
 from slip_serve.vocabulary import text_ids
 from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.errors import UserError
+from slipstream_jax.formats.avazu import HEX
+from slipstream_jax.formats.criteo import INTEGERS, TABLES
 from slipstream_jax.inputs.arrays import PackedExamples, UnboundExamples
-from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.evaluate import frozen_vocabularies
 from slipstream_jax.training.trainer_parts import TrainerParts
@@ -73,11 +74,22 @@ def facts_of_dataset(data: Dataset) -> SourceFacts:
   Raises:
     UserError: one of its vocabularies has another kind.
   """
+  ids = (TableIds(),) * len(data.sizes)
   if data.vocabulary:
-    ids = tuple(ids_of_vocabulary(words) for words in data.vocabulary())
-  else:
-    ids = (TableIds(),) * len(data.sizes)
-  return SourceFacts(ids, data.name, counts=data.counts)
+    hexes = HEX_TABLES.get(data.format, ())
+    ids = tuple(
+      _of_hex(ids_of_vocabulary(words), name in hexes)
+      for name, words in zip(data.sizes, data.vocabulary(), strict=True)
+    )
+  dense = _dense(dict.fromkeys(data.names[0]), data)
+  return SourceFacts(ids, data.name, dense, data.counts)
+
+
+def _of_hex(ids: TableIds, is_hex: bool) -> TableIds:
+  vocabulary = ids.vocabulary
+  return ids._replace(
+    vocabulary=vocabulary._replace(texts='hex' if is_hex else 'any')
+  )
 
 
 def ids_of_vocabulary(words: Any) -> TableIds:
@@ -116,37 +128,65 @@ def facts_of(
   """
   tables, columns = parts.recipe.tables, parts.names.dense or {}
   if isinstance(source, PackedExamples):
-    settings = open_packed(source.folder).manifest.get('settings')
-    settings = settings if isinstance(settings, dict) else {}
-    dense = _dense(columns, settings, parts.shape.dense_features)
-    return facts_of_dataset(source.dataset)._replace(dense=dense)
+    facts = facts_of_dataset(source.dataset)
+    return facts._replace(dense=_dense(columns, source.dataset))
   if isinstance(source, UnboundExamples):
     words = source.vocabularies(tables, frozen_vocabularies(parts.grown))
     ids = tuple(_ids_of_table(name, tables, words) for name in tables.tables)
   else:  # batches of rows
     ids = (TableIds(),) * len(tables.tables)
-  return SourceFacts(ids, 'slip.Trainer', _dense(columns, {}, 0))
+  return SourceFacts(ids, 'slip.Trainer', _dense(columns, None))
 
 
 def _dense(
-  columns: Mapping[str, int | None], settings: Mapping[str, Any], width: int
+  columns: Mapping[str, int | None], data: Dataset | None
 ) -> tuple[Dense, ...]:
-  """Returns the dense features, from their widths by name and the settings.
-
-  `width` is the number of columns of a folder that `slip.pack` or a TFDS set
-  made. The settings of both have the names in `dense`.
-  """
-  given = settings.get('dense')
-  fills = given if isinstance(given, dict) else {}
+  """Returns the dense features, from their widths by name and the data set."""
+  settings = data.settings if data else {}
   if columns:
+    given = settings.get('dense')
+    fills = given if isinstance(given, dict) else {}
     return tuple(
       Dense(name, size or 1, float(fills[name]) if name in fills else None)
       for name, size in columns.items()
     )
-  transform, names = settings.get('transform'), given or ()
-  if transform in TRANSFORMS and len(names) == width:
-    return tuple(Dense(name, 1, None, transform) for name in names)
-  return ()
+  if data is None or data.format not in DENSE_OF_FORMATS:
+    return ()
+  dense = DENSE_OF_FORMATS[data.format](settings)
+  # A TFDS feature may have several columns, and then all are without a name.
+  return dense if len(dense) == data.dense_features else ()
+
+
+def _dense_of_criteo(settings: Mapping[str, Any]) -> tuple[Dense, ...]:
+  names = INTEGERS if settings.get('missing_flags') else ()
+  return (
+    *(Dense(name, 1, 0.0, 'log1p') for name in INTEGERS),
+    *(Dense(name, 1, None, 'missing') for name in names),
+  )
+
+
+def _dense_of_tfds(settings: Mapping[str, Any]) -> tuple[Dense, ...]:
+  transform = str(settings.get('transform'))
+  names = settings.get('dense') if transform in ('none', 'log1p') else ()
+  return tuple(Dense(name, 1, None, transform) for name in names or ())
+
+
+DENSE_OF_FORMATS: dict[
+  str, Callable[[Mapping[str, Any]], tuple[Dense, ...]]
+] = {
+  'criteo': _dense_of_criteo,
+  'terabyte': _dense_of_criteo,
+  'avazu': lambda _: (Dense('hour', 1, None, 'hour'),),
+  'movielens': lambda _: (
+    Dense('earlier_of_user', 1, None, 'log1p_float32'),
+    Dense('earlier_of_item', 1, None, 'log1p_float32'),
+  ),
+  'tfds': _dense_of_tfds,
+}
+"""By format, how the raw values of a file become the model's inputs. Settings
+of the format to its dense features."""
+HEX_TABLES = {'criteo': TABLES, 'terabyte': TABLES, 'avazu': HEX}
+"""By format, tables whose ids are hexadecimal digits."""
 
 
 def _ids_of_table(

@@ -84,6 +84,8 @@ def in_memory(
     train_examples=len(train.labels),
     base_rate=float(train.labels.mean(dtype=np.float64)),
     vocabulary=lambda: words,
+    format=raw.format,
+    settings=raw.settings,
   )
 
 

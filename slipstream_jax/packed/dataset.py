@@ -53,6 +53,7 @@ def packed_dataset(
   form = form_of(packed)
   train, test = _split(packed, 'train'), _split(packed, test_split)
   name = packed.manifest.get('name', 'examples')
+  settings = packed.manifest.get('settings')
   batches = functools.partial(PackedBatches, packed, shard=shard)
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, examples'
@@ -75,6 +76,8 @@ def packed_dataset(
     vocabulary=functools.partial(packed_vocabulary, folder),
     names=_names(packed, form),
     heads=form.columns[0].shape[1] if len(form.columns[0].shape) > 1 else None,
+    format=str(packed.manifest.get('format', '')),
+    settings=settings if isinstance(settings, dict) else {},
   )
 
 

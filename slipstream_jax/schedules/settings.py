@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from slipstream_jax.errors import check_whole, choose, UserError
+from slipstream_jax.named import in_short, refuse_others
 from slipstream_jax.schedules.phases import check_phases, Phases
 from slipstream_jax.scoring.base import in_words, scorer_named, ScorerFn
 from slipstream_jax.selection.base import Policy
@@ -77,6 +78,9 @@ class Skip(NamedTuple):
   its name, or a function of the hot rows, F and I that makes one."""
   auto_cost: float = 0.001
   """Share of the log loss that dropping may cost, with drop='auto'."""
+
+  def __repr__(self) -> str:
+    return in_short(self)
 
   # The properties are of settings that `check_settings` accepts.
 
@@ -167,6 +171,7 @@ class Skip(NamedTuple):
     return ', '.join(f'{key} {value}' for key, value in values.items())
 
 
+refuse_others(Skip, {})
 _AT_LEAST = {'min_touches': 0, 'seed': 0, 'alpha': 1, 'refit': 0, 'until': 0}
 
 

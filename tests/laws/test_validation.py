@@ -10,8 +10,12 @@ import tempfile
 from hypothesis import example, given, Phase, settings
 from hypothesis import strategies as st
 import numpy as np
+import optax
+import pytest
 
+import slipstream_jax as slip
 from tests.api import shop
+from tests.support import market
 
 # Training moves away from these labels, sooner or later.
 FLIPPED = np.where(np.arange(shop.EXAMPLES) % 3, 1 - shop.CLICKS, shop.CLICKS)
@@ -54,12 +58,20 @@ def decided(history):
   ]
 
 
+def assert_same(one, other):
+  """Tables, row state, parameters, state of optimizers and counts."""
+  pairs = zip(market.state_of(one), market.state_of(other), strict=True)
+  for a, b in pairs:
+    np.testing.assert_array_equal(a, b)
+  assert shop.examples_of(one) == shop.examples_of(other)
+
+
 def assert_same_run(one, other):
   for a, b in zip(one, other, strict=True):
     np.testing.assert_array_equal(a, b)
 
 
-@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
 @given(runs, st.integers(1, shop.STEPS))
 @example(HARD, 60)
 def test_validation_changes_no_number(case, steps):
@@ -72,8 +84,7 @@ def test_validation_changes_no_number(case, steps):
     )
     assert_same_run([plain.losses], [seen.losses])
     assert decided(plain) == decided(seen)
-    shop.assert_same(trainer, other)
-    assert shop.examples_of(trainer) == shop.examples_of(other)
+    assert_same(trainer, other)
     taken = len(plain.losses)
     last = [] if taken % case['every'] == 0 else [taken]
     every = [*range(case['every'], taken + 1, case['every']), *last]
@@ -105,8 +116,7 @@ def test_an_early_stop_is_the_best_state_in_all_bits(case, patience):
     after = [v for v in history.validations if v.step > best]
     assert len(after) <= patience
     trained(other, same, case, best)
-    shop.assert_same(trainer, other)
-    assert shop.examples_of(trainer) == shop.examples_of(other)
+    assert_same(trainer, other)
     assert history.counters == trainer.parts.engine.counters
     # Where it goes on, too: with the same skip, or without.
     for skip in case['skip'], None:
@@ -114,5 +124,51 @@ def test_an_early_stop_is_the_best_state_in_all_bits(case, patience):
       one = trained(trainer, source, how, 6)
       two = trained(other, same, how, 6)
       assert_same_run([one.losses, one.steps], [two.losses, two.steps])
-    shop.assert_same(trainer, other)
+    assert_same(trainer, other)
     assert not glob.glob(f'{tempfile.gettempdir()}/slipstream-best-*')
+
+
+def stopped_and_not(make, source, held_out, skip=None):
+  """A trainer that stopped early, and one that took the best's steps alone."""
+  (one, first), (other, second) = (make(), source()), (make(), source())
+  values = iter([2.0, 1.0, 1.0, 3.0])
+  stops = {'every': 6, 'patience': 2, 'monitor': lambda metrics: next(values)}
+  with one, other:
+    history = one.train(first, skip=skip, validation=held_out, **stops)
+    assert [v.step for v in history.validations] == [6, 12, 18, 24]
+    other.train(second, 12, skip=skip)
+    assert_same(one, other)
+    yield one, other
+    for trainer, given in (one, first), (other, second):
+      trainer.train(given, 6, skip=skip)
+    assert_same(one, other)
+    yield one, other
+
+
+@pytest.mark.parametrize('skip', market.SKIPS.values(), ids=market.SKIPS)
+def test_vocabularies_that_grow_go_back_as_well(skip):
+  words = market.vocabularies(), market.vocabularies()
+  known = iter(words)
+
+  def source():
+    return market.source(next(known), epochs=4)
+
+  held_out = market.source(words[0], seed=None, epochs=1)
+  runs = stopped_and_not(market.trainer, source, held_out, skip)
+  for one, other in runs:
+    assert market.words_of(one) == market.words_of(other)
+
+
+@pytest.mark.parametrize('kind', ['a chain that skips', 'a disk'])
+def test_any_trainer_goes_back(kind, tmp_path):
+  chain = optax.chain(slip.rowwise_adagrad(0.1), slip.skip_stale(0.1, 12, 4))
+
+  def make():
+    if kind == 'a disk':
+      return shop.trainer(store=slip.tiered(1 << 12, tmp_path))
+    return shop.trainer(row_optimizer=chain)
+
+  def source():
+    return shop.source(epochs=5)
+
+  assert len([*stopped_and_not(make, source, shop.held_out())]) == 2

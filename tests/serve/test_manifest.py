@@ -44,6 +44,23 @@ def test_mutated_manifests_are_refused_or_read_right(folder):
   assert grown < 200_000  # kB
 
 
+def test_an_older_manifest_is_read(folder):
+  """It says less of vocabularies and of dense features."""
+  path = folder / MANIFEST
+  text, layout = path.read_bytes(), read_layout(folder)
+  values = json.loads(text)
+  for key in 'version', 'checksum', 'dense':
+    del values[key]
+  for words in values['vocabulary']:
+    del words['texts'], words['hash_rows']
+  try:
+    older = {'version': 1, **values, 'checksum': _checksum(values)}
+    path.write_text(json.dumps(older))
+    assert read_layout(folder) == layout
+  finally:
+    path.write_bytes(text)
+
+
 WRONG = (None, -1, 2**70, 1.5, True, '', '../x', [], {}, [[]], 'x' * 300)
 
 

@@ -229,10 +229,11 @@ def test_a_connection_answers_several_requests(running):
 
 
 def test_requests_that_wait_are_scored_together(running, monkeypatch):
-  scorer, go = running.scorer, threading.Event()
+  scorer, go, at_work = running.scorer, threading.Event(), threading.Event()
   alone = scorer.probabilities
 
   def waiting(*given):
+    at_work.set()
     assert go.wait(60)
     return alone(*given)
 
@@ -246,11 +247,14 @@ def test_requests_that_wait_are_scored_together(running, monkeypatch):
     answers[number] = (body, ask(f'{running.url}/score', body))
 
   threads = [threading.Thread(target=client, args=(n,)) for n in range(16)]
-  for thread in threads:
+  threads[0].start()
+  assert at_work.wait(60)
+  for thread in threads[1:]:
     thread.start()
   jobs = running.server._app.state.batcher._jobs
-  while len(jobs) < 15:
-    time.sleep(0.01)
+  with watchdog():
+    while len(jobs) < 15:  # all others wait
+      time.sleep(0.01)
   go.set()
   for thread in threads:
     thread.join()
@@ -284,7 +288,7 @@ def test_more_requests_than_may_wait_are_told_to_come_again(
   for thread in threads:
     thread.start()
   for _ in range(4):
-    full.acquire()
+    assert full.acquire(timeout=60)
   assert ask(f'{running.url}/health')[0] == 200
   go.set()
   for thread in threads:

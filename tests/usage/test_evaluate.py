@@ -16,12 +16,18 @@ from experiments.common import build, loading
 from experiments.common.progress import Bar
 from experiments.evaluate import job
 from slip_serve import Scorer
+from slip_serve.bodies import examples_of
 from slipstream_jax.checkpoint.manifest import name_of, read_manifest
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
 from slipstream_jax.export.folder import popular_rows, write_export
 from slipstream_jax.export.source import facts_of_dataset
-from slipstream_jax.formats.criteo import criteo_raw
+from slipstream_jax.formats.criteo import (
+  COLUMNS,
+  criteo_raw,
+  INTEGERS,
+  TABLES,
+)
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.training.evaluate import predict
 from tests.support.programs import finished
@@ -169,6 +175,21 @@ def test_exports_of_a_run_score_raw_ids_with_its_bits(made_of, tmp_path):
     with Scorer(tmp_path / 'export', memory, 100) as scorer:
       query = scorer.query(chunk.dense, chunk.ids)
       np.testing.assert_array_equal(scorer.logits(query), known)
+      lines = [line.split('\t') for line in LINES[HELD_OUT]]
+      fields = dict(zip(COLUMNS, zip(*lines, strict=True), strict=True))
+      integers = {
+        name: [int(one) if one else None for one in fields[name]]
+        for name in INTEGERS
+      }
+      named = scorer.query(integers, {name: fields[name] for name in TABLES})
+      np.testing.assert_array_equal(scorer.logits(named), known)
+      body = {
+        'dense': integers,
+        'ids': {name: fields[name] for name in TABLES},
+      }
+      examples = examples_of(scorer.layout, json.dumps(body).encode())
+      posted = scorer.query(*examples)
+      np.testing.assert_array_equal(scorer.logits(posted), known)
       unknown = np.full_like(chunk.ids, 1 << 40)
       assert not scorer.query(chunk.dense, unknown).rows.any()
 
