@@ -27,7 +27,8 @@ def check_losses(loss: object, where: str) -> None:
       'a loss must be a function of logits and labels, or one for each head',
       got=repr(loss),
       where=where,
-      hint='give one of optax, such as optax.sigmoid_binary_cross_entropy',
+      hint='give one of optax, such as optax.sigmoid_binary_cross_entropy or'
+      ' optax.squared_error',
     )
 
 

@@ -150,6 +150,34 @@ def test_probabilities_are_those_of_the_logits():
   )
 
 
+def poisson(logits, labels):
+  return jnp.exp(logits) - labels * logits
+
+
+def deviance(labels, logits):
+  return 2 * np.mean(np.exp(logits) - labels * logits)
+
+
+def test_metrics_of_another_loss_are_those_that_are_given():
+  with trainer(loss=poisson) as counter:
+    counter.train(source(STARS, seed=0), 10)
+    with pytest.raises(UserError, match=r'must be given .*metrics=') as said:
+      counter.evaluate(held_out(STARS))
+    assert said.value.where == 'Trainer, metrics'
+    assert counter.evaluate(held_out(CLICKS)).auc is not None
+  with trainer(loss=poisson, metrics=[deviance]) as counter:
+    counter.train(source(STARS, seed=0), 10)
+    found = counter.evaluate(held_out(STARS))
+    logits = counter.predict(held_out(None)).astype(float)
+    assert found.deviance == deviance(STARS.astype(float), logits)
+    with pytest.raises(UserError, match='got a loss of unknown'):
+      counter.predict(held_out(None), probabilities=True)
+  signs = np.where(CLICKS > 0, 1.0, -1.0)
+  with trainer(loss=optax.hinge_loss, metrics=['auc']) as margin:
+    margin.train(source(signs, seed=0), 10)
+    assert margin.evaluate(held_out(signs)).auc > 0.5
+
+
 def test_a_head_of_clicks_beside_one_of_stars():
   labels = np.stack([CLICKS, STARS], 1)
   losses = optax.sigmoid_binary_cross_entropy, optax.squared_error
