@@ -1,6 +1,7 @@
 """Serves an export over HTTP: `python -m slip_serve FOLDER --memory=ssd`."""
 
 import argparse
+import gc
 import signal
 import sys
 from typing import NoReturn
@@ -29,6 +30,15 @@ def _count(text: str) -> int:
     rule = 'a number of examples must be a whole number of up to 8 digits'
     raise argparse.ArgumentTypeError(f'{rule}, got {text[:40]!r}')
   return int(text)
+
+
+def _keep_for_ever() -> None:
+  """Has Python never again look for cycles in what there is now.
+
+  JAX has so many objects that this would stop all requests for up to 0.3 s.
+  """
+  gc.collect()
+  gc.freeze()
 
 
 def main() -> int:
@@ -69,7 +79,9 @@ def main() -> int:
     return 1
   with scorer:
     try:
-      server = Server(scorer, given.host, given.port, given.together)
+      server = Server(
+        scorer, given.host, given.port, given.together, _keep_for_ever
+      )
     except (OSError, UnicodeError) as error:  # UnicodeError: a bad host name
       sys.stderr.write(
         f'error: the server must be able to listen, got {error}'

@@ -12,9 +12,10 @@ send.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent import futures
 import contextlib
+import functools
 import gc
 import sys
 import traceback
@@ -42,7 +43,11 @@ _RETRY_S = '1'
 _PATHS = '/, /stats, /health, /score'
 
 
-def make_app(scorer: Scorer, together: int | None = None) -> Starlette:
+def make_app(
+  scorer: Scorer,
+  together: int | None = None,
+  on_ready: Callable[[], None] = lambda: None,
+) -> Starlette:
   """Makes the application, to be run by any ASGI server.
 
   `app.state.draining = True` makes /health answer 503.
@@ -51,9 +56,11 @@ def make_app(scorer: Scorer, together: int | None = None) -> Starlette:
     scorer: what scores. The application does not close it.
     together: examples of several requests that are scored at once. 0: each
       request is scored alone. None: the largest batch size of the export.
+    on_ready: called once all programs are compiled, by another thread.
   """
-  most = max(one.examples for one in scorer.layout.programs)
-  service = _Service(scorer, most if together is None else together)
+  if together is None:
+    together = max(one.examples for one in scorer.layout.programs)
+  service = _Service(scorer, together, on_ready)
   app = Starlette(
     routes=[
       Route('/score', service.score, methods=['POST']),
@@ -71,8 +78,11 @@ def make_app(scorer: Scorer, together: int | None = None) -> Starlette:
 class _Service:
   """Answers requests while `lifespan` is entered."""
 
-  def __init__(self, scorer: Scorer, together: int) -> None:
-    self._scorer, self._together = scorer, together
+  def __init__(
+    self, scorer: Scorer, together: int, on_ready: Callable[[], None]
+  ) -> None:
+    self._scorer = scorer
+    self._make_batcher = functools.partial(Batcher, scorer, together, on_ready)
     self._batcher: Batcher
     self._parser: futures.Executor
     self._large: asyncio.Semaphore
@@ -84,7 +94,7 @@ class _Service:
     self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
     with (
       futures.ThreadPoolExecutor(1, 'slip-serve-parse') as self._parser,
-      Batcher(self._scorer, self._together) as self._batcher,
+      self._make_batcher() as self._batcher,
     ):
       app.state.batcher = self._batcher
       yield

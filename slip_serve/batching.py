@@ -2,9 +2,14 @@
 
 Requests that arrive while others are scored wait. Then they are joined into one
 batch, scored, and the scores are cut apart. Nobody waits for a batch to fill.
+
+A batch has the size whose program scores most of the waiting examples in a
+second. With sizes 1, 64 and 1024, 2 examples may be scored one by one, 10 or
+70 by the program for 64, and only more by the one for 1024.
 """
 
 import collections
+from collections.abc import Callable, Mapping
 from concurrent import futures
 import contextlib
 import threading
@@ -41,16 +46,23 @@ class Batcher:
     requests: the number of requests in them.
   """
 
-  def __init__(self, scorer: Scorer, most: int) -> None:
+  def __init__(
+    self,
+    scorer: Scorer,
+    most: int,
+    on_ready: Callable[[], None] = lambda: None,
+  ) -> None:
     """Starts the thread, which compiles all programs first.
 
     Args:
       scorer: what scores. It is not closed.
       most: examples of several requests that are scored at once. 0: each
         request is scored alone.
+      on_ready: called once, after that.
     """
     self.batches = self.requests = 0
-    self._scorer, self._most = scorer, most
+    self._scorer, self._most, self._on_ready = scorer, most, on_ready
+    self._seconds: dict[int, float] = {}
     self._jobs = collections.deque[_Job]()
     self._changed = threading.Condition()
     self._ready, self._closed = threading.Event(), False
@@ -89,7 +101,8 @@ class Batcher:
 
   def _run(self) -> None:
     with contextlib.suppress(Exception):  # each request will fail alike
-      self._scorer.compile()
+      self._seconds = self._scorer.compile()
+      self._on_ready()
       self._ready.set()
     while jobs := self._next():
       own = [one for one in jobs if one.scores.set_running_or_notify_cancel()]
@@ -100,11 +113,13 @@ class Batcher:
     """Waits for requests, and takes those of the next batch. [] at the end."""
     with self._changed:
       self._changed.wait_for(lambda: self._jobs or self._closed)
+      waiting = sum(len(job.examples.ids) for job in self._jobs)
+      most = min(self._most, best_size(self._seconds, waiting))
       jobs: list[_Job] = []
       count = 0
       while self._jobs:
         count += len(self._jobs[0].examples.ids)
-        if jobs and count > self._most:
+        if jobs and count > most:
           break
         jobs.append(self._jobs.popleft())
       return jobs
@@ -124,6 +139,19 @@ class Batcher:
     ends = np.cumsum([len(one.ids) for one in given])
     for job, own in zip(jobs, np.split(scores, ends[:-1]), strict=True):
       job.scores.set_result(own)
+
+
+def best_size(seconds: Mapping[int, float], waiting: int) -> int:
+  """Returns the batch size that scores most of the waiting examples a second.
+
+  Args:
+    seconds: the time of a batch by its size. If none is known, all examples
+      are one batch.
+    waiting: the number of examples, at least 1.
+  """
+  if not seconds:
+    return waiting
+  return max(seconds, key=lambda size: min(waiting, size) / seconds[size])
 
 
 def joined(requests: list[Examples]) -> Examples:

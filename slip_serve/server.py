@@ -50,6 +50,7 @@ class Server(uvicorn.Server):
     host: str = '127.0.0.1',
     port: int = 8080,
     together: int | None = None,
+    on_ready: Callable[[], None] = lambda: None,
   ) -> None:
     """Listens.
 
@@ -58,6 +59,7 @@ class Server(uvicorn.Server):
       host: address to listen at.
       port: port to listen at. 0: any that is free.
       together: see `make_app`.
+      on_ready: see `make_app`.
 
     Raises:
       OSError: it cannot listen there.
@@ -65,7 +67,7 @@ class Server(uvicorn.Server):
     """
     self._listener = socket.create_server((host, port), backlog=_BACKLOG)
     self.address: tuple[str, int] = self._listener.getsockname()
-    self._app = make_app(scorer, together)
+    self._app = make_app(scorer, together, on_ready)
     super().__init__(
       uvicorn.Config(
         self._app,
@@ -146,6 +148,10 @@ class _Protocol(H11Protocol):
   """Whether the last answer is sent, and the connection lingers."""
 
   def connection_made(self, transport: Any) -> None:
+    # asyncio does so only for sockets that it made itself.
+    transport.get_extra_info('socket').setsockopt(
+      socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )
     self._own = transport
     wrapped: Any = _Transport(transport, self)
     super().connection_made(wrapped)

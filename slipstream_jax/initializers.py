@@ -60,7 +60,7 @@ class GivenRows:
     Raises:
       UserError: it is no array [R, D] of real numbers.
     """
-    given = array if isinstance(array, np.memmap) else as_array(array, where)
+    given = array if isinstance(array, np.memmap) else _converted(array, where)
     if given.ndim != 2 or not _is_real(given.dtype):
       raise UserError(
         'an array of initial rows must be [R, D], of real numbers',
@@ -115,6 +115,18 @@ class GivenRows:
 
   def __repr__(self) -> str:
     return f'rows {list(self.array.shape)}'
+
+
+def _converted(array: Any, where: str) -> np.ndarray:
+  try:
+    return as_array(array, where)
+  except RuntimeError as error:  # as a tensor that is being trained raises
+    raise UserError(
+      'initial rows must be an array that numpy can read',
+      got=next(iter(str(error).splitlines()), ''),
+      where=where,
+      hint='convert it before, as tensor.detach().numpy() does',
+    ) from error
 
 
 class VectorsById:

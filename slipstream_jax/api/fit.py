@@ -24,6 +24,7 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
 from slipstream_jax.data.numbered import NumberedBatches
 from slipstream_jax.data.source import (
   BatchSource,
+  bound_in_order,
   CheckpointableIterator,
   ColumnNames,
   is_endless,
@@ -33,8 +34,10 @@ from slipstream_jax.data.source import (
 from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.errors import check_whole, UserError
-from slipstream_jax.inputs.arrays import UnboundExamples
+from slipstream_jax.inputs.arrays import ArrayExamples, UnboundExamples
 from slipstream_jax.inputs.stream import StreamExamples
+from slipstream_jax.tables import TableSet
+from slipstream_jax.training.evaluate import frozen_vocabularies
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics, watched
 
@@ -223,11 +226,17 @@ def draws_bar(progress: bool | None) -> bool:
 class HeldOut:
   """Examples to validate on, each time from the same one."""
 
-  def __init__(self, source: Source, trained: Source) -> None:
-    """Checks them before any step.
+  def __init__(self, source: Source, trained: Source, tables: TableSet) -> None:
+    """Checks them before any step, and the ids of those in memory.
+
+    Args:
+      source: the examples.
+      trained: the source to train on.
+      tables: of the trainer.
 
     Raises:
-      UserError: they have no end or no labels, or can be read only once.
+      UserError: they have no end or no labels, can be read only once, or have
+        an id that no table has.
     """
     self._source: Any = opened(source)
     self._start: Any = None
@@ -253,6 +262,9 @@ class HeldOut:
         where=f'{WHERE}, validation',
         hint=hint,
       )
+    if isinstance(self._source, ArrayExamples):
+      # Its rows are kept for the validations, so this is done once.
+      bound_in_order(self._source, tables, frozen_vocabularies({})).close()
 
   def score(self, evaluate: Callable[[Source], Metrics]) -> Metrics:
     """Returns their metrics, by `Trainer.evaluate`."""

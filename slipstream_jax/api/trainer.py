@@ -289,7 +289,9 @@ class Trainer:
       unbound = self._maker.open(source, trains=False)
       check_passes(unbound, epochs)
       again = begins_again(unbound)
-    held_out = None if validation is None else HeldOut(validation, source)
+    held_out = None
+    if validation is not None:
+      held_out = HeldOut(validation, source, self.tables)
     calls, bar = Callbacks(callbacks, on_step), draws_bar(progress)
 
     def take(most: int, passes: Passes | None) -> Iterator[StepRecord]:
@@ -299,7 +301,7 @@ class Trainer:
       take,
       functools.partial(self._begin_again, source),
       self.evaluate,
-      self._save_moment,
+      functools.partial(self._save_moment, source),
       functools.partial(self._go_back, source, skip),
       self._totals,
       self._refuse_end,
@@ -640,12 +642,19 @@ class Trainer:
 
     self._alone('train', begin)
 
-  def _save_moment(self, checkpoints: Checkpoints) -> None:
+  def _save_moment(self, source: Source, checkpoints: Checkpoints) -> None:
     """Saves this moment and the position of the source being trained on."""
 
     def save() -> None:
-      assert self._reading is not None
-      now = self._reading.planned.get_state()
+      reading = self._reading
+      if reading is None or reading.source is not source:
+        raise UserError(
+          'a trainer that may stop early is trained by one thread alone',
+          got='another source since the last step',
+          where='Trainer.train, patience',
+          hint='leave patience out, or train the other source afterwards',
+        )
+      now = reading.planned.get_state()
       checkpoints.save(self.parts, now, wait=False)
 
     self._maker.turns.run(save)

@@ -143,12 +143,18 @@ def test_any_held_out_source_that_can_be_read_again(held_out):
     assert history.validations[2].metrics.log_loss > 0
 
 
+def unknown_ids():
+  ids = shop.IDS | {'user': np.where(shop.USERS == 3, 60, shop.USERS)}
+  return slip.batches(shop.DENSE, ids, shop.CLICKS, batch_size=16, epochs=1)
+
+
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
     ({'validation': shop.source()}, 'one without end .*epochs=1'),
     ({'validation': shop.dicts(5)}, 'got an iterator .*give a list'),
     ({'validation': shop.held_out(None)}, 'examples without labels'),
+    ({'validation': unknown_ids()}, r'must be in \[0, 60\) of .*got 60'),
     ({'validation': 3}, 'ids must come by feature'),
     ({'patience': 2}, 'patience is about validations'),
     ({'every': 2}, 'every is about validations'),
@@ -290,3 +296,18 @@ def test_a_user_says_what_is_watched():
     losses = history.curve('log_loss')
     assert len(losses) == 10
     assert history.best.metrics.log_loss == losses.max()
+
+
+def test_another_source_in_between_and_patience_exclude_each_other():
+  with shop.trainer() as trainer:
+    other = shop.source(seed=2)
+
+    def monitor(metrics):
+      trainer.train(other, steps=1)
+      return metrics.log_loss
+
+    with pytest.raises(UserError, match='trained by one thread alone'):
+      trainer.train(
+        shop.source(), 9, validation=WORSE, every=3, patience=1, monitor=monitor
+      )
+    trainer.train(other, steps=1)

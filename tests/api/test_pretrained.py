@@ -7,6 +7,7 @@ import pytest
 
 import slip_serve
 import slipstream_jax as slip
+from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import TableSet
 from tests.api import shop
@@ -119,6 +120,55 @@ def test_vectors_by_raw_id(hash_rows, tmp_path):
     np.testing.assert_array_equal(whole.rows('item'), rows)
 
 
+@pytest.mark.parametrize('hash_rows', [None, 9])
+def test_ids_of_a_packed_folder(hash_rows, tmp_path):
+  columns = {'user': shop.USERS, 'item': NAMES, 'label': shop.CLICKS}
+  columns |= {f'd{i}': shop.DENSE[:, i] for i in range(3)}
+  data = slip.pack(
+    [columns],
+    tmp_path,
+    features=['user', 'item'],
+    dense=['d0', 'd1', 'd2'],
+    hash_rows=hash_rows,
+  )
+  vectors = {name: RNG.normal(size=3) for name in [*set(NAMES), 'never seen']}
+  tables = {
+    'user': slip.Table(data.sizes['user'], 4),
+    'item': slip.Table(data.sizes['item'], 3, initializer=vectors),
+  }
+  examples = slip.batches(tmp_path, batch_size=shop.BATCH, epochs=1)
+  with shop.trainer(tables=tables) as one:
+    if hash_rows:
+      with pytest.raises(UserError, match='only in a Vocabulary or Growing'):
+        one.predict(examples)
+      return
+    one.predict(examples)
+    _, known = data.vocabulary()
+    ids = packed_ids(list(vectors), 'test')
+    rows, given = known.rows(ids), 0
+    for row, vector in zip(rows, vectors.values(), strict=True):
+      if row:
+        np.testing.assert_array_equal(one.rows('item')[row], np.float32(vector))
+        given += 1
+    assert given >= len(known.known) - 1
+    one.set_rows('item', [NAMES[0]], [[1, 2, 3]], examples)
+    changed = known.rows(packed_ids(NAMES[:1], 'test'))[0]
+    assert one.rows('item')[changed].tolist() == [1, 2, 3]
+
+
+def test_a_restored_trainer_asks_for_the_source_of_ids(tmp_path):
+  with trainer() as one:
+    one.train(shop.source(), 2)
+    one.save(tmp_path)
+  with trainer() as two:
+    two.restore(tmp_path)
+    with pytest.raises(UserError, match='source must say which id has which'):
+      two.set_rows('user', [1], USERS[:1])
+    two.set_rows('user', [1], USERS[:1], shop.source())
+    np.testing.assert_array_equal(two.rows('user')[1], USERS[0])
+    two.train(shop.source(), 2)
+
+
 def test_rows_are_set_by_raw_id():
   words = slip.Vocabulary.fit(NAMES)
   known = words.known[:4].tolist()
@@ -229,8 +279,23 @@ def test_equal_tables_are_known_without_their_checksum():
   assert hash(one) == hash(copy)
 
 
+def test_a_value_in_a_file_is_checked_as_it_is_read(tmp_path):
+  np.save(tmp_path / 'rows.npy', np.where(USERS > 2, np.nan, USERS))
+  array = np.load(tmp_path / 'rows.npy', mmap_mode='r')
+  said = r"float32, got nan \(Table 'user'"
+  with trainer(array) as one, pytest.raises(UserError, match=said):
+    one.train(shop.source(), 1)
+
+
 class OddKey:
   """Not an array, a function or a mapping."""
+
+
+class Tensor:
+  """One of another library, which is being trained."""
+
+  def __array__(self, dtype=None, copy=None):
+    raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
 
 
 WRONG = {
@@ -240,6 +305,7 @@ WRONG = {
   'NaN': (np.where(USERS > 2, np.nan, USERS), 'finite in float32, got nan'),
   'huge': (USERS.astype(np.float64) * 1e300, 'finite in float32'),
   'object': (OddKey(), 'an initializer must be Uniform'),
+  'tensor': (Tensor(), r'got Can.t call numpy.*detach'),
   'class': (OddKey, 'an initializer must be Uniform'),
   'lists': ([[0.0] * 4] * 60, 'an initializer must be Uniform'),
   'masked': (np.ma.masked_equal(USERS, 0), 'must not be masked'),

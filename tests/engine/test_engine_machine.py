@@ -179,9 +179,23 @@ class EngineMachine(RuleBasedStateMachine):
       self.carry_out(self.next_plans(ahead), move)
 
   @precondition(lambda self: self.queue)
-  @rule(ahead=st.integers(0, 4), move=st.integers(1, 9), fresh=FRESH)
-  def take_a_step_with_new_ids(self, ahead, move, fresh):
-    self.carry_out(self.next_plans(ahead), move, fresh)
+  @rule(
+    ahead=st.integers(0, 4),
+    move=st.integers(1, 9),
+    fresh=FRESH,
+    vector=st.none() | st.integers(20, 30),
+  )
+  def take_a_step_with_new_ids(self, ahead, move, fresh, vector):
+    self.carry_out(self.next_plans(ahead), move, fresh, vector)
+
+  @rule(fresh=FRESH, value=st.integers(10, 20))
+  def set_rows(self, fresh, value):
+    """They keep their state, in whatever order they come."""
+    for g, rows in enumerate(own_rows(fresh)):
+      values = np.full((len(rows), GROUPS[g].dim), value, np.float32)
+      self.engine.groups[g].set_rows(rows[::-1], values)
+      for row in rows.tolist():
+        self.rows[g][row] = values[0], self.rows[g][row][1]
 
   def next_plans(self, ahead):
     window = [self.queue[i] for i in range(min(1 + ahead, len(self.queue)))]
@@ -203,11 +217,17 @@ class EngineMachine(RuleBasedStateMachine):
     ]
     return [one for one, _ in pairs], tuple(plan for _, plan in pairs)
 
-  def carry_out(self, plans, move, fresh=None):
+  def carry_out(self, plans, move, fresh=None, vector=None):
     fresh = None if fresh is None else own_rows(fresh)
-    blocks = self.engine.load(plans, fresh)
+    vectors = None
+    if vector is not None:  # every other id has one
+      vectors = [
+        (own[::2], np.full((len(own[::2]), group.dim), vector, np.float32))
+        for own, group in zip(fresh, GROUPS, strict=True)
+      ]
+    blocks = self.engine.load(plans, fresh, vectors=vectors)
     if fresh is not None:
-      self.renew(fresh)
+      self.renew(fresh, vector)
     self.check(plans, blocks)
     after = []
     for g, (plan, block) in enumerate(zip(plans, blocks, strict=True)):
@@ -220,9 +240,11 @@ class EngineMachine(RuleBasedStateMachine):
       after.append(trained(block, to_device(moves)))
     self.engine.store(plans, after, fresh)
 
-  def renew(self, fresh):
+  def renew(self, fresh, vector):
     for g, rows in enumerate(fresh):
       new = UNTRAINED.rows(g, rows)
+      if vector is not None:
+        new.rows[::2] = vector
       for at, row in enumerate(rows.tolist()):
         self.rows[g][row] = new.rows[at].copy(), new.state[0][at]
 

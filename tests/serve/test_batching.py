@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slip_serve.batching import Batcher, Examples
+from slip_serve.batching import Batcher, best_size, Examples
 
 
 class Scores:
@@ -19,7 +19,7 @@ class Scores:
     self.at_work = threading.Semaphore(0)
 
   def compile(self):
-    pass
+    return {}
 
   def probabilities(self, dense, ids, weights=None):
     self.at_work.release()
@@ -68,6 +68,21 @@ def test_each_request_gets_its_own_scores(sizes, most):
     while counts and joined + counts[0] <= most:
       joined += counts.pop(0)
     assert size == joined
+
+
+def test_a_batch_has_the_size_that_is_fastest():
+  seconds = {1: 0.3, 64: 0.9, 1024: 7.0}
+  sizes = [best_size(seconds, n) for n in (1, 2, 4, 64, 65, 300, 600, 9999)]
+  assert sizes == [1, 1, 64, 64, 64, 64, 1024, 1024]
+  scorer = Scores()
+  scorer.compile = lambda: {1: 0.3, 4: 0.9}
+  with Batcher(scorer, 100) as batcher:
+    batcher.submit(request(0, 1))
+    scorer.at_work.acquire()
+    scores = [batcher.submit(request(n, 1)) for n in range(1, 11)]
+    scorer.go.set()
+    assert [one.result(60) for one in scores] == [[2 * n] for n in range(1, 11)]
+  assert scorer.batches == [1, 4, 4, 1, 1]
 
 
 def test_a_failure_is_that_of_one_request():
