@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from slipstream_jax.initializers import Constant, Uniform
+from slipstream_jax.initializers import Constant, GivenRows, Uniform
 from slipstream_jax.store.host_table import UntrainedRows
 from slipstream_jax.tables import Table, tables_of, TableSet
 
@@ -14,18 +14,25 @@ INITIALIZERS = [None, Uniform(0.3), Constant(0.1)]
 
 
 @st.composite
+def one_table(draw):
+  table = Table(
+    draw(st.integers(1, 40)),
+    draw(st.sampled_from([1, 2, 5])),
+    draw(st.sampled_from(['float32', 'bfloat16', 'float16'])),
+    draw(st.sampled_from(INITIALIZERS)),
+    unknown=draw(st.sampled_from(['error', 'row'])),
+  )
+  if draw(st.booleans()):
+    rows = draw(st.sampled_from([table.vocabulary_size, table.rows]))
+    array = np.random.default_rng(rows).normal(size=(rows, table.embedding_dim))
+    return table._replace(initializer=array)
+  return table
+
+
+@st.composite
 def tables_by_name(draw):
   number = draw(st.integers(1, 5))
-  return {
-    f't{i}': Table(
-      draw(st.integers(1, 40)),
-      draw(st.sampled_from([1, 2, 5])),
-      draw(st.sampled_from(['float32', 'bfloat16', 'float16'])),
-      draw(st.sampled_from(INITIALIZERS)),
-      unknown=draw(st.sampled_from(['error', 'row'])),
-    )
-    for i in range(number)
-  }
+  return {f't{i}': draw(one_table()) for i in range(number)}
 
 
 @given(tables=tables_by_name(), seed=st.integers(0, 2**40), data=st.data())
@@ -44,6 +51,14 @@ def test_some_rows_are_those_of_the_whole_table(tables, seed, data):
     )
     for leaf, part in zip(whole.state, some.state, strict=True):
       np.testing.assert_array_equal(part, leaf[rows], strict=True)
+    start = 0
+    for name in tables.groups[number].tables:
+      table = tables.tables[name]
+      if isinstance(table.initializer, GivenRows):
+        given = table.initializer.array
+        got = whole.rows[start : start + len(given)]
+        np.testing.assert_array_equal(got, given.astype(got.dtype))
+      start += table.rows
 
 
 def test_an_optimizer_of_its_own_gives_a_table_no_other_values():
