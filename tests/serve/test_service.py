@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import io
 import json
 import random
 import signal
@@ -17,10 +18,14 @@ from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
+from experiments.bench import clients
+from experiments.common.progress import Bar
 from slip_serve import __main__, app, server
 from slip_serve.scorer import Scorer
 import slipstream_jax as slip
+from slipstream_jax.errors import UserError
 from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.state import integers
 from tests.serve import exported
@@ -226,6 +231,10 @@ def test_a_connection_answers_several_requests(running):
       with connection.getresponse() as answer:
         assert (answer.status, answer.will_close) == (code, False)
         answer.read()
+    for one in [*running.server.server_state.connections]:
+      own = one.transport.get_extra_info('socket')
+      # Else the body of an answer waits 40 ms for that of its head.
+      assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_requests_that_wait_are_scored_together(running, monkeypatch):
@@ -392,3 +401,20 @@ def test_without_the_extra_one_sentence_says_what_to_install(
   errors = capsys.readouterr().err
   assert errors.startswith('error: the server must have uvicorn and starlette')
   assert "pip install 'slipstream_jax[serve]'" in errors
+
+
+def test_the_bench_of_servers_counts_requests(running):
+  server = '{}:{}'.format(*running.server.address)
+  bar = Bar(Console(file=io.StringIO()), None, '')
+  before = ask(f'{running.url}/stats')[1]
+  how = {'clients': ['1', '3'], 'examples': 2, 'seconds': 0.3, 'turns': 1}
+  with bar:
+    ((_, rows),) = clients.measure(server, bar, by_name=True, **how)
+  after = ask(f'{running.url}/stats')[1]
+  assert [row['clients'] for row in rows] == [1, 3]
+  counted = sum(row['requests/s'] * 0.3 for row in rows)
+  assert 0 < counted <= after['requests'] - before['requests'] + 1
+  for row in rows:
+    assert 0 < row['ms, p50'] <= row['ms, p99']
+  with pytest.raises(UserError, match='a server must answer'):
+    list(clients.measure('127.0.0.1:1', bar, by_name=True, **how))
