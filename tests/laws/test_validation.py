@@ -141,6 +141,13 @@ def test_passes_end_with_their_last_kept_examples(skip):
     assert_same_run([losses, losses], [at_once.losses, joined])
     assert_same(whole, counted)
     assert_same(whole, looped)
+  source, passes = shop.source(), 0
+  with shop.trainer() as endless:
+    for epochs in 1, 1, 2, 1, 1, 1:
+      passes += epochs
+      seen = endless.train(source, epochs=epochs, skip=skip).counters
+      most = passes * (shop.EXAMPLES // shop.BATCH) * shop.BATCH
+      assert most - 5 * shop.BATCH < seen.examples_seen <= most
 
 
 def stopped_and_not(make, source, held_out, skip=None):
