@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 
+from flax import linen as nn
 from hypothesis import given
 from hypothesis import strategies as st
 import jax
@@ -14,6 +15,13 @@ import pytest
 import slipstream_jax as slip
 from slipstream_jax.errors import UserError
 from tests.api import shop
+
+
+class Alike(nn.Module):
+  @nn.compact
+  def __call__(self, dense, e):
+    return (e['user'] * e['item']).sum(-1) + nn.Dense(1)(dense)[:, 0]
+
 
 PLAIN = {'slip': slip, **{name: getattr(slip, name) for name in slip.__all__}}
 
@@ -47,6 +55,12 @@ def test_a_skip_and_a_feature_show_what_makes_them(
   assert eval(repr(by_value), PLAIN).chosen_policy == by_value.policy
   feature = slip.Feature(policy, 'mean', 2 if refill else 1)
   assert eval(repr(feature), PLAIN) == feature
+
+
+def test_defaults_are_left_out():
+  assert repr(slip.Skip(float('0.3'), 'surprise'.lower())) == 'Skip()'
+  assert repr(slip.Table(60, 16, 'float32')) == 'Table(60)'
+  assert repr(slip.Feature('item', 'sum', 1)) == "Feature('item')"
 
 
 def test_nothing_dumps_an_array_or_a_closure():
@@ -193,6 +207,20 @@ def test_a_summary_adds_up_to_what_the_engine_has(placing):
         'float32',
       ]
     assert repr(trainer.summary()) == trainer.summary()
+
+
+def test_a_summary_tells_tables_of_a_group_apart():
+  alike = {'user': slip.Table(60, 4), 'item': slip.Table(20, 4)}
+  with shop.trainer(
+    tables=alike, model=Alike(), placement='pinned', hot_bytes=20 * 25
+  ) as trainer:
+    trainer.train(shop.source(), 2)
+    _, table, _ = cells(trainer)
+    hot = trainer.parts.engine.hot.rows
+  of_users = int((hot < 60).sum())
+  assert 0 < of_users < len(hot)
+  assert nbytes(table['user'][-2]) == of_users * 20
+  assert nbytes(table['item'][-2]) == (len(hot) - of_users) * 20
 
 
 def test_rows_on_a_disk_are_said_to_be_there(tmp_path):
