@@ -69,26 +69,29 @@ class Passes:
     self._began = self._read = 0
     self._size: int | None = None
     self._most: int | None = None
+    self._first: int | None = None  # the pass in which training began
 
   def over(self, current: ActiveSource) -> bool:
     """Whether the next step reads a batch of the next pass."""
+    self.stopped = False
     bound, now = current.bound, current.position
-    if bound.batches_per_epoch is None or 'delivered' not in now:
+    size = bound.batches_per_epoch
+    if size is None or 'delivered' not in now:
       return False
     self._read = now['delivered']
     if self._size is None:
-      self._began, self._size = self._read, bound.batches_per_epoch
+      self._began, self._size = self._read, size
       epochs = bound.epochs if isinstance(bound, NumberedBatches) else None
-      self._most = None if epochs is None else epochs * self._size
+      self._most = None if epochs is None else epochs * size
     item = current.planned.peek() if self._stops else None
     if item is None:
       return False
-    # Examples that a schedule still holds are trained, so this asks the batch
-    # itself what was read for it.
+    # What is read for the next step decides: a schedule may hold examples of
+    # this pass, or need the next one to fill a batch.
     read = own_position(item.scheduled.state)['delivered']
-    self.stopped = read > (self._began // self._size + self.ended + 1) * (
-      self._size
-    )
+    if self._first is None:
+      self._first = (read - 1) // size
+    self.stopped = read > (self._first + self.ended + 1) * size
     return self.stopped
 
   def reach(self, epochs: int | None) -> tuple[int, int | None]:
@@ -97,8 +100,8 @@ class Passes:
     The second is None if that is not known.
     """
     most = self._most
-    if epochs is not None and self._size is not None:
-      most = (self._began // self._size + epochs) * self._size
+    if epochs is not None and self._size and self._first is not None:
+      most = (self._first + epochs) * self._size
     return self._read - self._began, most and most - self._began
 
 

@@ -128,6 +128,28 @@ def test_an_early_stop_is_the_best_state_in_all_bits(case, patience):
     assert not glob.glob(f'{tempfile.gettempdir()}/slipstream-best-*')
 
 
+@pytest.mark.parametrize('skip', shop.SKIPS.values(), ids=shop.SKIPS)
+def test_passes_end_with_their_last_kept_examples(skip):
+  """Also those that a schedule still holds when the last batch was read."""
+  whole, counted, looped = (shop.trainer() for _ in range(3))
+  source = shop.source(epochs=4)
+  with whole, counted, looped:
+    losses = whole.train(shop.source(epochs=4), skip=skip).losses
+    at_once = counted.train(shop.source(epochs=4), epochs=4, skip=skip)
+    each = [looped.train(source, epochs=1, skip=skip) for _ in range(4)]
+    joined = np.concatenate([history.losses for history in each])
+    assert_same_run([losses, losses], [at_once.losses, joined])
+    assert_same(whole, counted)
+    assert_same(whole, looped)
+  source, passes = shop.source(), 0
+  with shop.trainer() as endless:
+    for epochs in 1, 1, 2, 1, 1, 1:
+      passes += epochs
+      seen = endless.train(source, epochs=epochs, skip=skip).counters
+      most = passes * (shop.EXAMPLES // shop.BATCH) * shop.BATCH
+      assert most - 5 * shop.BATCH < seen.examples_seen <= most
+
+
 def stopped_and_not(make, source, held_out, skip=None):
   """A trainer that stopped early, and one that took the best's steps alone."""
   (one, first), (other, second) = (make(), source()), (make(), source())

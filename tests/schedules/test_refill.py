@@ -14,6 +14,7 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.rebatch import (
   alone,
   real_examples,
+  Rebatcher,
   SingleBatchQueue,
   SIZES,
 )
@@ -109,6 +110,17 @@ def test_rows_with_another_id_wait_for_an_example():
     assert taken.fresh.tolist() == [3, 5]
     assert taken.fresh_vectors.tolist() == [7, -1]
     assert not one.waiting
+
+
+def test_rows_with_another_id_and_their_vectors_come_with_their_examples():
+  queue, batch = Rebatcher(4), examples(np.ones(4))
+  queue.put(batch._replace(fresh=np.array([3])))
+  vectors = {'fresh_vectors': np.array([7, -1])}
+  queue.put(batch._replace(fresh=np.array([5, 6]), **vectors))
+  first, second = queue.take(), queue.take()
+  assert (first.fresh.tolist(), first.fresh_vectors) == ([3], None)
+  assert second.fresh.tolist() == [5, 6]
+  assert second.fresh_vectors.tolist() == [7, -1]
 
 
 def test_rows_feel_how_many_examples_one_stands_for():

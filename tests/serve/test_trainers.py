@@ -101,6 +101,27 @@ def nn_of():
   return Model()
 
 
+class Rater(nn.Module):
+  """Returns [B, 1], as a layer of one output does."""
+
+  @nn.compact
+  def __call__(self, embeddings):
+    return nn.Dense(1)(jnp.concatenate([*embeddings.values()], 1))
+
+
+def test_ratings_of_a_model_with_an_axis_of_its_own_are_exported(tmp_path):
+  users = RNG.integers(0, 40, 96)
+  data = {'user': users, 'label': 1.0 + users % 5}
+  tables = {'user': slip.Table(40, 4)}
+  with slip.Trainer(Rater(), tables, loss=optax.squared_error) as trainer:
+    trainer.train(slip.batches(data, batch_size=BATCH, seed=0), steps=10)
+    trainer.export(tmp_path / 'x', batch_sizes=(BATCH,))
+    ids = {'user': users}
+    new = slip.batches(None, ids, batch_size=BATCH, epochs=1)
+    assert trainer.predict(new).shape == (96,)
+    assert check(tmp_path / 'x', trainer, new, None, ids) == 96
+
+
 def test_bags_weights_heads_and_shared_tables_are_exported(tmp_path):
   lists = [texts(int(n), False) for n in RNG.integers(0, 4, 96)]
   rows = RNG.integers(-1, 9, (96, 2))
