@@ -157,7 +157,8 @@ class _Service:
         ' /score); look for features out of all proportion.'
       )
       return JSONResponse({'error': sentence}, 400)
-    return JSONResponse({'probabilities': scores.tolist()})
+    name = 'predictions' if self._scorer.layout.numbers else 'probabilities'
+    return JSONResponse({name: scores.tolist()})
 
   def _parse(self, body: bytes) -> Examples:
     collects = gc.isenabled()

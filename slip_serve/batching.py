@@ -21,7 +21,7 @@ from slip_serve.scorer import Scorer
 
 
 class Examples(NamedTuple):
-  """Examples of one request, the arguments of `Scorer.probabilities`."""
+  """Examples of one request, the arguments of `Scorer.predictions`."""
 
   dense: np.ndarray
   """Dense features f32[n, I], as the model gets them."""
@@ -81,9 +81,9 @@ class Batcher:
     return self._ready.is_set() and self._thread.is_alive()
 
   def submit(self, examples: Examples) -> futures.Future[np.ndarray]:
-    """Returns the future probabilities f32[n] or f32[n, T] of a request.
+    """Returns the future predictions f32[n] or f32[n, T] of a request.
 
-    They are what `Scorer.probabilities` returns for the examples, up to the
+    They are what `Scorer.predictions` returns for the examples, up to the
     rounding of another batch size. So are errors.
     """
     job = _Job(examples, futures.Future())
@@ -127,7 +127,7 @@ class Batcher:
   def _score(self, jobs: list[_Job]) -> None:
     given = [job.examples for job in jobs]
     try:
-      scores = self._scorer.probabilities(*joined(given))
+      scores = self._scorer.predictions(*joined(given))
     except Exception as error:
       if len(jobs) == 1:
         jobs[0].scores.set_exception(error)

@@ -158,6 +158,9 @@ class Layout(NamedTuple):
   dense: tuple[Dense, ...] = ()
   """The dense features by name, in order. Empty if they have no names. A name
   may be there twice: all are made of the same raw values."""
+  numbers: tuple[int, ...] = ()
+  """Heads that predict their labels, such as ratings. The others predict log
+  odds of a click. A model without heads has head 0."""
 
   @property
   def columns(self) -> int:

@@ -160,13 +160,38 @@ class Scorer:
   def probabilities(
     self, dense: Values | None, ids: Values, weights: Values | None = None
   ) -> np.ndarray:
-    """Returns chances of a click f32[n] or f32[n, T], given as to `query`."""
-    logits = self.logits(self.query(dense, ids, weights)).astype(np.float64)
+    """Returns chances of a click f32[n] or f32[n, T], given as to `query`.
+
+    Raises:
+      ServeError: as `query`, or a head does not predict clicks.
+    """
+    if self.layout.numbers:
+      raise ServeError(
+        'a model must predict clicks to give their probabilities',
+        got='one that predicts numbers',
+        where='Scorer.probabilities',
+        hint='use predictions',
+      )
+    return self.predictions(dense, ids, weights)
+
+  def predictions(
+    self, dense: Values | None, ids: Values, weights: Values | None = None
+  ) -> np.ndarray:
+    """Returns chances of a click, or numbers if a head predicts these.
+
+    Both are f32[n] or f32[n, T], and are given as to `query`.
+    """
+    logits = self.logits(self.query(dense, ids, weights))
     # 1 / (1 + e^-x), in a form that does not overflow.
-    return np.exp(-np.logaddexp(0.0, -logits)).astype(np.float32)
+    chances = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
+    scores: np.ndarray = chances.astype(np.float32)
+    by_head, given = (x.reshape(len(x), -1) for x in (scores, logits))
+    for head in self.layout.numbers:
+      by_head[:, head] = given[:, head]
+    return scores
 
   def logits(self, query: Query) -> np.ndarray:
-    """Returns the log odds of clicks, f32[n], or f32[n, T] of T heads.
+    """Returns the model's logits, f32[n], or f32[n, T] of T heads.
 
     Examples are scored in batches of the sizes that were exported. Batches of
     such a size have, with rows in float32, the trainer's bits.

@@ -171,6 +171,9 @@ def _layout(
     vocabulary=(),
     files=(),
     dense=facts.dense,
+    numbers=tuple(
+      head for head, kind in enumerate(parts.kinds) if kind == 'numbers'
+    ),
   )
 
 

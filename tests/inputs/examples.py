@@ -114,6 +114,7 @@ def expected(world, batch_size, order):
       else None,
       None,  # no logit is corrected
       None,  # no row got another id
+      None,  # nor starts from the vector of one
     )
 
 

@@ -265,7 +265,7 @@ ITEMS = {
   'examples': ({'user': 1}, r'one value or one list .*batch 0, feature'),
   'no users': ({'item': [1]}, "ids of feature 'user', got 'item'"),
   'uneven': ({'user': [1, 2], 'label': [1]}, 'same number of examples'),
-  'a label': ({'user': [1], 'label': [3]}, r'got 3\.0 .*batch 0, label'),
+  'a label': ({'user': [1], 'label': [np.inf]}, r'got inf .*batch 0, label'),
   'NaN': ({'user': [1], 'dense': [np.nan]}, r'batch 0, dense, example 0'),
 }
 

@@ -21,7 +21,7 @@ class Scores:
   def compile(self):
     return {}
 
-  def probabilities(self, dense, ids, weights=None):
+  def predictions(self, dense, ids, weights=None):
     self.at_work.release()
     assert self.go.wait(60)
     self.batches.append(len(ids))

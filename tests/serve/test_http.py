@@ -185,7 +185,7 @@ def test_a_failure_of_its_own_is_no_fault_of_the_client(
   serving, monkeypatch, capfd
 ):
   scorer, address = serving
-  monkeypatch.setattr(scorer, 'probabilities', lambda *_: 1 / 0)
+  monkeypatch.setattr(scorer, 'predictions', lambda *_: 1 / 0)
   code, answer = answered(address, posted(BODY))
   assert (code, answer) == (500, {'error': 'an internal error'})
   assert 'ZeroDivisionError' in capfd.readouterr().err
@@ -193,7 +193,7 @@ def test_a_failure_of_its_own_is_no_fault_of_the_client(
 
 def test_a_score_that_is_no_number_is_refused(serving, monkeypatch):
   scorer, address = serving
-  monkeypatch.setattr(scorer, 'probabilities', lambda *_: np.array([np.nan]))
+  monkeypatch.setattr(scorer, 'predictions', lambda *_: np.array([np.nan]))
   code, answer = answered(address, posted(BODY))
   assert code == 400
   assert 'finite number' in answer['error']

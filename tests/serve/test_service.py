@@ -239,14 +239,14 @@ def test_a_connection_answers_several_requests(running):
 
 def test_requests_that_wait_are_scored_together(running, monkeypatch):
   scorer, go, at_work = running.scorer, threading.Event(), threading.Event()
-  alone = scorer.probabilities
+  alone = scorer.predictions
 
   def waiting(*given):
     at_work.set()
     assert go.wait(60)
     return alone(*given)
 
-  monkeypatch.setattr(scorer, 'probabilities', waiting)
+  monkeypatch.setattr(scorer, 'predictions', waiting)
   before = ask(f'{running.url}/stats')[1]
   answers = [None] * 16
 
@@ -281,10 +281,10 @@ def test_more_requests_than_may_wait_are_told_to_come_again(
 ):
   go, full = threading.Event(), threading.Semaphore(0)
   monkeypatch.setattr(app, 'MOST_REQUESTS', 2)
-  alone = running.scorer.probabilities
+  alone = running.scorer.predictions
   monkeypatch.setattr(
     running.scorer,
-    'probabilities',
+    'predictions',
     lambda *given: go.wait(60) and alone(*given),
   )
   answers = []

@@ -118,8 +118,12 @@ def test_ratings_of_a_model_with_an_axis_of_its_own_are_exported(tmp_path):
     trainer.export(tmp_path / 'x', batch_sizes=(BATCH,))
     ids = {'user': users}
     new = slip.batches(None, ids, batch_size=BATCH, epochs=1)
-    assert trainer.predict(new).shape == (96,)
-    assert check(tmp_path / 'x', trainer, new, None, ids) == 96
+    ratings = trainer.predict(new)
+    assert ratings.shape == (96,)
+    with slip_serve.load(tmp_path / 'x') as scorer:
+      np.testing.assert_array_equal(scorer.predictions(None, ids), ratings)
+      with pytest.raises(ServeError, match=r'predict clicks .* use predictions'):
+        scorer.probabilities(None, ids)
 
 
 def test_bags_weights_heads_and_shared_tables_are_exported(tmp_path):
