@@ -246,7 +246,7 @@ class Scorer:
     seconds = {}
     for size in self._programs.sizes:
       times = []
-      for _ in range(4):  # the first one compiles
+      for _ in range(9):  # the first one compiles
         start = time.perf_counter()
         self._programs(*self._part(query, 0, size)[1:])
         times.append(time.perf_counter() - start)
