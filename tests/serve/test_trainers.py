@@ -122,7 +122,7 @@ def test_ratings_of_a_model_with_an_axis_of_its_own_are_exported(tmp_path):
     assert ratings.shape == (96,)
     with slip_serve.load(tmp_path / 'x') as scorer:
       np.testing.assert_array_equal(scorer.predictions(None, ids), ratings)
-      with pytest.raises(ServeError, match=r'predict clicks .* use predictions'):
+      with pytest.raises(ServeError, match=r'predict clicks .*use pred'):
         scorer.probabilities(None, ids)
 
 
