@@ -253,7 +253,9 @@ class _Protocol(H11Protocol):
   def _close_after_this(self) -> None:
     """Closes the connection once the present request is answered."""
     if not self._idle:
-      self.headers.append(CLOSE_HEADER)  # so the answer says so, too
+      # So that the answer says so, too. Starlette replaces the scope's list by a
+      # copy, so `self.headers` may be another one.
+      self.cycle.scope['headers'].append(CLOSE_HEADER)
       self.cycle.keep_alive = False
 
   def _watch(self) -> None:

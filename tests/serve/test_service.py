@@ -394,6 +394,33 @@ def test_a_stopped_program_answers_on_connections_that_are_open(folder):
   assert counts['lost'] == 0
 
 
+def test_the_last_answer_on_a_connection_says_that_it_closes(
+  folder, monkeypatch
+):
+  go, at_work = threading.Event(), threading.Event()
+  with Scorer(folder) as scorer, Running(scorer) as one:
+    alone = scorer.predictions
+
+    def waiting(*given):
+      at_work.set()
+      assert go.wait(60)
+      return alone(*given)
+
+    monkeypatch.setattr(scorer, 'predictions', waiting)
+    connection = http.client.HTTPConnection(*one.server.address, timeout=60)
+    connection.request('POST', '/score', json.dumps(GOOD))
+    assert at_work.wait(60)
+    one.server.stop()
+    with pytest.raises(ConnectionRefusedError):  # once nobody listens
+      while True:
+        with contextlib.suppress(TimeoutError):
+          socket.create_connection(one.server.address, 0.1).close()
+    go.set()
+    answer = connection.getresponse()
+    assert (answer.status, answer.will_close) == (200, True)
+    connection.close()
+
+
 def test_without_the_extra_one_sentence_says_what_to_install(
   folder, monkeypatch, capsys
 ):
