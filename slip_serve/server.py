@@ -253,8 +253,8 @@ class _Protocol(H11Protocol):
   def _close_after_this(self) -> None:
     """Closes the connection once the present request is answered."""
     if not self._idle:
-      # So that the answer says so, too. Starlette replaces the scope's list by a
-      # copy, so `self.headers` may be another one.
+      # So that the answer says so, too. Not in `self.headers`: Starlette has
+      # replaced the scope's list by a copy.
       self.cycle.scope['headers'].append(CLOSE_HEADER)
       self.cycle.keep_alive = False
 
