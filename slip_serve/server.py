@@ -255,7 +255,8 @@ class _Protocol(H11Protocol):
     if not self._idle:
       # So that the answer says so, too. Not in `self.headers`: Starlette has
       # replaced the scope's list by a copy.
-      self.cycle.scope['headers'].append(CLOSE_HEADER)
+      headers = [*self.cycle.scope['headers'], CLOSE_HEADER]
+      self.cycle.scope['headers'] = headers
       self.cycle.keep_alive = False
 
   def _watch(self) -> None:
