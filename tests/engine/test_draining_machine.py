@@ -17,7 +17,12 @@ from slipstream_jax.checkpoint.row_snapshot import (
   Budget,
   save_device_rows,
 )
-from tests.engine.test_engine_machine import EngineMachine, GROUPS
+from tests.engine.test_engine_machine import (
+  EngineMachine,
+  FRESH,
+  GROUPS,
+  own_rows,
+)
 
 
 def marked_rows(group, token):
@@ -38,8 +43,8 @@ class DrainingMachine(EngineMachine):
     ]
     self.since = [set(rows) for rows in self.marked]
 
-  def carry_out(self, plans, move, fresh=None):
-    super().carry_out(plans, move, fresh)
+  def carry_out(self, plans, move, fresh=None, vector=None):
+    super().carry_out(plans, move, fresh, vector)
     for g, plan in enumerate(plans):
       changed = set(plan.rows.tolist()) - self.frozen[g]
       # A row that gets another id changes, also where it stands still.
@@ -48,9 +53,16 @@ class DrainingMachine(EngineMachine):
       self.marked[g] |= changed
       self.since[g] |= changed
 
-  def renew(self, fresh):
-    super().renew(fresh)
+  def renew(self, fresh, vector):
+    super().renew(fresh, vector)
     self.fresh = fresh
+
+  @rule(fresh=FRESH, value=st.integers(10, 20))
+  def set_rows(self, fresh, value):
+    super().set_rows(fresh, value)
+    for g, rows in enumerate(own_rows(fresh)):
+      self.marked[g] |= set(rows.tolist())
+      self.since[g] |= set(rows.tolist())
 
   @rule(piece=st.sampled_from([1, 3, 100]))
   def begin_to_drain(self, piece):

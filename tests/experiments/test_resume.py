@@ -1,10 +1,10 @@
 """A run that goes on ends with the bits of one that was never stopped."""
 
 import json
-import math
 import shutil
 import signal
 
+import numpy as np
 import pytest
 
 from experiments.common import meter, record
@@ -139,12 +139,10 @@ def test_a_diverged_state_is_no_checkpoint(tmp_path, capsys, monkeypatch):
   changes = {'skip.mode': 'off', 'optimizer.dense_final': 1.0}
   assert run_job(tmp_path, smoke(**changes, **{'train.steps': 20})) == 0
   before = snapshot(tmp_path / 'checkpoints')
-  nothing = metrics.compute
-
-  def diverged(predictions):
-    return nothing(predictions)._replace(log_loss=math.inf)
-
-  monkeypatch.setattr(metrics, 'compute', diverged)
+  diverged = metrics.MeanMetric(
+    'log_loss', lambda labels, _: [np.full(len(labels), np.inf)], float
+  )
+  monkeypatch.setattr(metrics, 'CLICKS', (diverged,))
   more = changes | {'train.steps': 30, 'resume': True}
   capsys.readouterr()
   assert run_job(tmp_path, smoke(**more)) == 1
