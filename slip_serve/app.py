@@ -136,14 +136,13 @@ class _Service:
   async def _answer(self, request: Request, size: int) -> Response:
     """Reads and scores a body of `size` bytes."""
     body = await request.body()
-    try:
-      if size <= _SMALL:
-        examples = self._parse(body)
-      else:
-        loop = asyncio.get_running_loop()
-        examples = await loop.run_in_executor(self._parser, self._parse, body)
-    except ServeError as error:
-      return JSONResponse({'error': str(error)}, 400)
+    if size <= _SMALL:
+      examples = self._parse(body)
+    else:
+      loop = asyncio.get_running_loop()
+      examples = await loop.run_in_executor(self._parser, self._parse, body)
+    if isinstance(examples, str):
+      return JSONResponse({'error': examples}, 400)
     del body
     try:
       scores = await asyncio.wrap_future(self._batcher.submit(examples))
@@ -160,11 +159,17 @@ class _Service:
     name = 'predictions' if self._scorer.layout.numbers else 'probabilities'
     return JSONResponse({name: scores.tolist()})
 
-  def _parse(self, body: bytes) -> Examples:
+  def _parse(self, body: bytes) -> Examples | str:
+    """Returns the examples, or a sentence that says why there are none.
+
+    An error would keep all that was parsed while the next body is.
+    """
     collects = gc.isenabled()
     gc.disable()  # it would take most of the time to parse
     try:
       return examples_of(self._scorer.layout, body)
+    except ServeError as error:
+      return str(error)
     finally:
       if collects:
         gc.enable()

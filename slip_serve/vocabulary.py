@@ -36,7 +36,7 @@ class TableVocabulary(NamedTuple):
   ranks: np.ndarray = np.empty(0, np.int32)
   """Rows i32 of the known ids, or of the buckets of 'ranked'."""
   texts: str = 'any'
-  """As in `Vocabulary`."""
+  """Kind of the texts, as in `Vocabulary`."""
 
 
 def open_words(folder: Path, layout: Layout) -> list[TableVocabulary]:

@@ -278,7 +278,7 @@ class HeldOut:
 
 
 class Actions(NamedTuple):
-  """What a `Fit` asks of its trainer."""
+  """Calls that a `Fit` makes of its trainer."""
 
   take: Callable[[int, Passes | None], Iterator[StepRecord]]
   """Takes up to so many steps, and none of the next pass."""

@@ -35,7 +35,7 @@ class History(NamedTuple):
   counters: Counters
   """Totals since the start of training."""
   events: tuple[dict[str, Any], ...]
-  """What the schedule decided, in order."""
+  """Decisions of the schedule, in order."""
   payoff: Payoff | None = None
   """Whether leaving examples out saves time. None if that was not measured,
   which takes up to 100 steps after some were left out."""

@@ -104,7 +104,7 @@ class Bar:
 
   @property
   def line(self) -> str:
-    """What the bar shows, as one line of text."""
+    """Text of the bar, one line."""
     task = self._progress.tasks[0]
     return _GAP.join(filter(None, (self._head(task), task.fields['facts'])))
 
