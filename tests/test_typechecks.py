@@ -26,6 +26,7 @@ def test_without_checks_there_are_none():
   try:
     with pytest.raises(TypeError, match='not supported'):
       bucket('3')
+    assert len(inner_of(0)(np.ones(3), np.ones(1))) == 3
   finally:
     jaxtyping.config.update('jaxtyping_disable', False)
 
