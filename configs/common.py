@@ -63,7 +63,7 @@ def synthetic(config: ConfigDict, proxy: str) -> None:
   """Adds to `data` the synthetic proxy that is used without a path."""
   data = config.data
   # Synthetic clicks, used without a path: 'kaggle', 'terabyte', 'avazu',
-  # 'taobao' or 'movielens'.
+  # 'taobao', 'movielens', or 'planted', whose signal is in products of fields.
   data.proxy = proxy
   data.rows = placeholder(tuple)  # rows of each table of the proxy
   data.test_examples = 1 << 18  # test examples of the proxy
@@ -74,8 +74,8 @@ def synthetic(config: ConfigDict, proxy: str) -> None:
 def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
   """Adds section `model`. `sizes` are more keys, for a model of the user's."""
   model = config.model = ConfigDict()
-  # 'dlrm', 'tbsm', or 'my_package.my_module:function' that makes a model of
-  # this section.
+  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'tbsm', or
+  # 'my_package.my_module:function' that makes a model of this section.
   model.name = name
   model.dim = dim  # elements of a row
   # Normalization of the input of top: 'none', 'layer' or 'batch'.
@@ -107,6 +107,32 @@ def dlrm(
   config.model.top = top
   # Adds a weight for each row, as in a factorization machine.
   config.model.first_order = first_order
+
+
+ZOO = ('dcn', 'deepfm', 'wide_deep', 'dhen')
+"""Models that `another_model` puts in the place of a DLRM."""
+
+
+def another_model(config: ConfigDict, name: str) -> None:
+  """Replaces the DLRM of a config by a model of the zoo with its widths.
+
+  Embeddings keep their width, so that rows of a model that has a weight for
+  each row become one longer.
+  """
+  model = config.model
+  model.name = name
+  match name:
+    case 'dcn':
+      model.crosses = 3  # number of crosses
+      model.rank = placeholder(int)  # of their matrices; None: full rank
+    case 'deepfm' | 'wide_deep':
+      model.dim += not model.first_order
+      model.first_order = True
+    case 'dhen':
+      # Interactions of each layer: names of slipstream_jax.INTERACTIONS.
+      model.layers = (('dot', 'linear'), ('dot', 'linear'))
+      # Tokens that each layer ends in. None: as many as there are features.
+      model.tokens = placeholder(int)
 
 
 def tbsm(
