@@ -29,8 +29,8 @@ Variants of the config:
   signal is in products of two and of three fields. It tells interactions
   apart, and says nothing about real clicks.
 * `configs/criteo.py:dcn`, `:deepfm`, `:wide_deep`, `:dhen`: another model with
-  the same widths, on the same data. Not yet run for all 2000 batches: there is
-  no figure to expect.
+  the same widths, on the same data (docs/models.md). Not yet run for all 2000
+  batches: there is no figure to expect.
 """
 
 import ml_collections
