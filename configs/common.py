@@ -74,7 +74,7 @@ def synthetic(config: ConfigDict, proxy: str) -> None:
 def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
   """Adds section `model`. `sizes` are more keys, for a model of the user's."""
   model = config.model = ConfigDict()
-  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'tbsm', or
+  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'tbsm', 'sasrec', 'hstu', or
   # 'my_package.my_module:function' that makes a model of this section.
   model.name = name
   model.dim = dim  # elements of a row
@@ -149,6 +149,15 @@ def tbsm(
   config.model.top = top
   config.model.attention = attention  # widths of the layers over the history
   config.model.final = final  # widths of the layers before the logit
+
+
+def blocks(config: ConfigDict, name: str, dim: int) -> None:
+  """Adds section `model` of a SASRec or HSTU."""
+  model(config, name, dim)
+  config.model.blocks = 2  # number of blocks over the history
+  config.model.heads = 2  # heads of each block; they must divide model.dim
+  # Widths of the layers over state and candidate, without the last, of width 1.
+  config.model.top = (64,)
 
 
 def optimizers(

@@ -11,6 +11,7 @@ import optax
 from experiments.common import own
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.sequences import HSTU, SASRec
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.models.zoo import DCN, DeepFM, DHEN, WideDeep
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
@@ -66,6 +67,23 @@ def _tbsm(model: ml_collections.ConfigDict) -> nn.Module:
   )
 
 
+def _sequences(model: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns the attributes of models with blocks over a history."""
+  return {
+    'blocks': model.blocks,
+    'heads': model.heads,
+    'top': tuple(model.top),
+  }
+
+
+def _sasrec(model: ml_collections.ConfigDict) -> nn.Module:
+  return SASRec(**_sequences(model))
+
+
+def _hstu(model: ml_collections.ConfigDict) -> nn.Module:
+  return HSTU(**_sequences(model))
+
+
 MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'dlrm': _dlrm,
   'dcn': _dcn,
@@ -73,6 +91,8 @@ MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'wide_deep': _wide_deep,
   'dhen': _dhen,
   'tbsm': _tbsm,
+  'sasrec': _sasrec,
+  'hstu': _hstu,
 }
 """Functions that make a model, by `config.model.name`."""
 

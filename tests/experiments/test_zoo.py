@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs import common, criteo, terabyte
+from configs import common, criteo, taobao, terabyte
 from experiments.common import cli, datasets
 from experiments.common.models import model_of
 from experiments.zoo import job, page
@@ -52,6 +52,13 @@ def test_a_config_makes_the_model_that_it_names(name):
   assert any('wide' in path for path in sizes) == (
     name in ('deepfm', 'wide_deep')
   )
+
+
+@pytest.mark.parametrize('name', ['sasrec', 'hstu'])
+def test_a_config_makes_a_model_of_sequences(name):
+  model = model_of(taobao.get_config(name).model)
+  assert type(model).__name__.lower() == name
+  assert (model.blocks, model.heads, model.top) == (2, 2, (64,))
 
 
 def test_the_layers_of_dlrm_dcnv2():

@@ -18,14 +18,16 @@ SMALL = {'bottom': (4,), 'top': (6,)}  # beside a weight for each row
 ALL = {**SMALL, 'bottom': (DIM,)}
 MODELS = {
   'dcn': slip.DCN(**ALL, crosses=2, rank=2),
-  'wide & deep': slip.WideDeep(**SMALL),
-  'deepfm': slip.DeepFM(**SMALL),
+  'deepfm': slip.DeepFM(**SMALL),  # of which Wide & Deep is a part
   'dhen': slip.DHEN(
     **ALL,
     layers=(('dot', 'low_rank_cross'), ('attention', 'fm', 'linear')),
     tokens=5,
   ),
+  'sasrec': slip.SASRec(blocks=1, top=(4,)),
+  'hstu': slip.HSTU(blocks=1, top=(), times='when'),
 }
+OF_SEQUENCES = 'sasrec', 'hstu'
 PLACINGS = {
   'resident': 'resident',
   'pinned': 'pinned',
@@ -57,13 +59,23 @@ FEATURES = {
   'item': slip.Feature('item'),
   'past': slip.Feature('item', 'mean', 3),
 }
+TIMES = _rng.integers(0, 9999, (EXAMPLES, 3)).cumsum(1).astype(np.float32)
+STEPS_OF = {'past': slip.Feature('item', 'none', 3)}
+
+
+def data(name):
+  """Dense features, and ids."""
+  if name in OF_SEQUENCES:
+    return {'when': TIMES}, {'past': PAST}
+  return DENSE, IDS
 
 
 def trainer(name, placement='streamed'):
+  of_sequences = name in OF_SEQUENCES
   return slip.Trainer(
     MODELS[name],
-    TABLES,
-    features=FEATURES,
+    {'item': TABLES['item']} if of_sequences else TABLES,
+    features=STEPS_OF if of_sequences else FEATURES,
     row_optimizer=ADAGRAD,
     dense_optimizer=ADAM,
     placement=placement,
@@ -71,9 +83,9 @@ def trainer(name, placement='streamed'):
   )
 
 
-def source(**arguments):
+def source(name, **arguments):
   arguments = {'batch_size': BATCH, 'seed': 1} | arguments
-  return slip.batches(DENSE, IDS, CLICKS, **arguments)
+  return slip.batches(*data(name), CLICKS, **arguments)
 
 
 @pytest.mark.parametrize(('name', 'skip', 'number'), CASES)
@@ -82,17 +94,17 @@ def test_a_life_elsewhere_and_in_pieces_changes_no_number(
 ):
   skip = SKIPS[skip]
   with trainer(name) as one:
-    losses = one.train(source(), STEPS, skip=skip).losses
+    losses = one.train(source(name), STEPS, skip=skip).losses
     wanted = state_of(one)
   assert np.isfinite(losses).all()
   places = [*PLACINGS.values()]
   first, second = places[number % 4], places[(number + 1) % 4]
-  cut, pieces = 7 + 2 * number, source()
+  cut, pieces = 7 + 2 * number, source(name)
   with trainer(name, first) as begun:
     before = begun.train(pieces, cut, skip=skip).losses
     begun.save(tmp_path / 'saved')
   with trainer(name, second) as resumed:
-    pieces = source()
+    pieces = source(name)
     resumed.train(pieces, 2, skip=skip)
     assert resumed.restore(tmp_path / 'saved') == cut
     after = resumed.train(pieces, STEPS - cut, skip=skip).losses
@@ -101,9 +113,9 @@ def test_a_life_elsewhere_and_in_pieces_changes_no_number(
     for mine, theirs in zip(found, wanted, strict=True):
       np.testing.assert_array_equal(mine, theirs)
     resumed.export(tmp_path / 'x', batch_sizes=(BATCH,))
-    expected = resumed.predict(source(seed=None, epochs=1))
+    expected = resumed.predict(source(name, seed=None, epochs=1))
   with slip_serve.load(tmp_path / 'x') as scorer:
-    logits = scorer.logits(scorer.query(DENSE, IDS))
+    logits = scorer.logits(scorer.query(*data(name)))
   np.testing.assert_array_equal(
     logits.view(np.uint32), expected.view(np.uint32)
   )
