@@ -156,6 +156,36 @@ def test_it_is_silent_where_it_should_be(progress, terminal, monkeypatch):
     assert (text_of(sys.stderr) == '') == silent
 
 
+@pytest.mark.parametrize('progress', [None, False])
+def test_a_notebook_shows_the_bar_and_the_table(progress, monkeypatch):
+  shown, cells = [], []
+
+  class Cell:
+    """What the display of a cell returns, to change it later."""
+
+    def __init__(self, content, **_):
+      cells.append(self)
+      self.update(content)
+
+    def update(self, content):
+      shown.append(content._repr_mimebundle_([], [])['text/plain'])
+
+  monkeypatch.setattr('IPython.display.display', Cell)
+  monkeypatch.setattr('rich.console._is_jupyter', lambda: True)
+  monkeypatch.setattr(sys, 'stderr', io.StringIO())
+  with shop.trainer() as trainer:
+    history = run(trainer, progress=progress)
+  assert sys.stderr.getvalue() == ''
+  if progress is False:
+    assert not shown
+    return
+  count = len(history.losses)
+  assert len(cells) == 3  # the bar, a line, and the table
+  assert f'training  batch {count}/{count}' in shown[-3]
+  assert re.match(rf'{count} steps in 0:\d\d, loss 0\.\d{{4}}\n', shown[-2])
+  assert 'best' in shown[-1]
+
+
 @pytest.mark.usefixtures('as_users_run_it')
 def test_progress_is_yes_or_no():
   with (

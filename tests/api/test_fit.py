@@ -148,6 +148,61 @@ def unknown_ids():
   return slip.batches(shop.DENSE, ids, shop.CLICKS, batch_size=16, epochs=1)
 
 
+def narrow():
+  for one in shop.dicts(2):
+    yield one | {'dense': one['dense'][:, :2]}
+
+
+def with_dense(values):
+  ids, clicks = shop.IDS, shop.CLICKS
+  return slip.batches(values, ids, clicks, batch_size=16, epochs=1)
+
+
+def by_name(names, label='label', **dense):
+  """Held-out examples of the columns of `dense`, in a frame."""
+  columns = {'user': [1, 2], 'item': [1, 2], label: [0, 1]} | dense
+  return slip.batches(columns, batch_size=2, epochs=1, dense=names, label=label)
+
+
+NAMED = by_name(['age', 'hour'], age=[3, 4], hour=[5, 6])
+
+
+@pytest.mark.parametrize(
+  ('source', 'validation', 'message'),
+  [
+    (
+      shop.source(),
+      slip.batches(
+        shop.DENSE[:, :2], shop.IDS, shop.CLICKS, batch_size=16, epochs=1
+      ),
+      'must have the dense features .* got 2 in place of 3',
+    ),
+    (
+      shop.source(),
+      with_dense(None),
+      'must have the dense features .* got 0 in place of 3',
+    ),
+    (
+      shop.source(),
+      shop.held_out(np.stack([shop.CLICKS] * 2, axis=1)),
+      'must have the labels .* got 2 in place of 1',
+    ),
+    ([*shop.dicts(5)], [*narrow()], 'must have the dense features'),
+    (NAMED, by_name(['age', 'day'], age=[3, 4], day=[5, 6]), "'day'"),
+    (NAMED, by_name(['age'], age=[3, 4]), "'hour'"),
+  ],
+)
+@pytest.mark.usefixtures('as_users_run_it')
+def test_other_columns_to_validate_on_are_named_before_any_step(
+  source, validation, message
+):
+  with shop.trainer() as trainer:
+    with pytest.raises(UserError, match=message):
+      trainer.train(source, 1, validation=validation)
+    with pytest.raises(UserError, match='when its first source comes'):
+      trainer.parts  # noqa: B018
+
+
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
