@@ -68,6 +68,7 @@ class Scorer:
 
   Attributes:
     layout: describes the export.
+    memory: where rows are, as given.
   """
 
   def __init__(
@@ -109,7 +110,8 @@ class Scorer:
         where='load, cache and depth',
         hint=f'give 0.1 and {DEPTH}',
       )
-    self.layout = layout = read_layout(folder)
+    self.layout, self.memory = read_layout(folder), memory
+    layout = self.layout
     for file in layout.files if check else ():
       check_file(folder, file)
     self._maker = QueryMaker(folder, layout)
