@@ -187,7 +187,9 @@ class Scorer:
     # 1 / (1 + e^-x), in a form that does not overflow.
     chances = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
     scores: np.ndarray = chances.astype(np.float32)
-    by_head, given = (x.reshape(len(x), -1) for x in (scores, logits))
+    by_head, given = (
+      x[:, None] if x.ndim == 1 else x for x in (scores, logits)
+    )
     for head in self.layout.numbers:
       by_head[:, head] = given[:, head]
     return scores

@@ -144,11 +144,24 @@ class Plan(NamedTuple):
         )
 
   def watched(self, metrics: Metrics) -> float:
-    """Returns the number that is to be low, or NaN."""
+    """Returns the number that is to be low, or NaN.
+
+    Raises:
+      UserError: `monitor` fails.
+    """
     if self.monitor is None:
       return watched(metrics)
-    value = self.monitor(metrics)
-    return math.nan if value is None else float(value)
+    try:
+      value = self.monitor(metrics)
+      return math.nan if value is None else float(value)
+    except Exception as error:
+      raise UserError(
+        'monitor must map the metrics of a validation to a number, or to None',
+        got=f'{type(error).__name__}: {error}',
+        where=f'{WHERE}, monitor',
+        hint='give one such as lambda metrics: metrics.log_loss; a metric is'
+        ' None where the examples do not define it',
+      ) from error
 
 
 def begins_again(source: UnboundExamples | CheckpointableIterator) -> bool:

@@ -5,7 +5,6 @@ import io
 import re
 import sys
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -75,13 +74,6 @@ def test_tensorboard_reads_the_curves_also_after_an_early_stop(tmp_path):
   np.testing.assert_array_equal([np.float32(o.value) for o in losses], wanted)
   seen = read.Scalars('validation/log_loss')
   assert [one.step for one in seen] == [4, 5, 6]
-
-
-@pytest.fixture
-def as_users_run_it():
-  jaxtyping.config.update('jaxtyping_disable', True)
-  yield
-  jaxtyping.config.update('jaxtyping_disable', False)
 
 
 @pytest.mark.usefixtures('as_users_run_it')

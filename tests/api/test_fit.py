@@ -1,6 +1,5 @@
 """`train` in passes, validated, stopped early: as a user would write it."""
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -10,14 +9,6 @@ from slipstream_jax.errors import UserError
 from tests.api import shop
 
 PASS = 20  # full batches in a shuffled pass without end
-
-
-@pytest.fixture
-def as_users_run_it():
-  """Without the types checked, which only our own tests turn on."""
-  jaxtyping.config.update('jaxtyping_disable', True)
-  yield
-  jaxtyping.config.update('jaxtyping_disable', False)
 
 
 def column_batches(**arguments):
