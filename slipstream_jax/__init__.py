@@ -32,6 +32,7 @@ Data
 Models
   DLRM, TBSM: the paper's models.
   DCN, DeepFM, DHEN, WideDeep: click models with other interactions.
+  SASRec, HSTU: click models over sequences.
   INTERACTIONS: the interactions by name.
   TokenModel: base class of a user's own click model.
   Functions: a model of two functions.
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
   from slipstream_jax.models.dlrm import DLRM as DLRM
   from slipstream_jax.models.dlrm import TokenModel as TokenModel
   from slipstream_jax.models.interactions import INTERACTIONS as INTERACTIONS
+  from slipstream_jax.models.sequences import HSTU as HSTU
+  from slipstream_jax.models.sequences import SASRec as SASRec
   from slipstream_jax.models.tbsm import TBSM as TBSM
   from slipstream_jax.models.zoo import DCN as DCN
   from slipstream_jax.models.zoo import DeepFM as DeepFM
@@ -120,12 +123,14 @@ _HOMES = {
   'DCN': 'models.zoo',
   'DHEN': 'models.zoo',
   'DLRM': 'models.dlrm',
+  'HSTU': 'models.sequences',
   'INTERACTIONS': 'models.interactions',
   'MEMORY': 'store.tiered',
   'METRICS': 'training.metrics',
   'PLACEMENTS': 'placement',
   'POLICIES': 'selection.policies',
   'ROW_OPTIMIZERS': 'transforms.rowwise',
+  'SASRec': 'models.sequences',
   'SCORERS': 'scoring.base',
   'TBSM': 'models.tbsm',
   'Batch': 'types',

@@ -138,6 +138,9 @@ class DHEN(TokenModel):
     tokens: Tokens,
   ) -> Vectors:
     """Returns the tokens that a layer ends in."""
+    # Compiled apart, layers round alike in predictions and in exports, whose
+    # programs differ in what comes before.
+    tokens = jax.lax.optimization_barrier(tokens)
     outputs: _Outputs = []
     for member in layer:
       make = member
