@@ -202,10 +202,10 @@ class Worker(Generic[T]):
 
 
 class Turns(NamedTuple):
-  """What happens to items between their source and the function."""
+  """The stages of an item between its source and the function."""
 
   prepare: Callable[[Any], Any]
-  """Of one item, in any order."""
+  """Prepares one item, in any order."""
   open_before: Callable[[Any], int]
   """Returns how many items before one need not have had their turn when it is
   prepared."""
