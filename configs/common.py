@@ -74,8 +74,9 @@ def synthetic(config: ConfigDict, proxy: str) -> None:
 def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
   """Adds section `model`. `sizes` are more keys, for a model of the user's."""
   model = config.model = ConfigDict()
-  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'tbsm', 'sasrec', 'hstu', or
-  # 'my_package.my_module:function' that makes a model of this section.
+  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'tbsm', 'sasrec', 'hstu',
+  # 'two_tower', or 'my_package.my_module:function' that makes a model of this
+  # section.
   model.name = name
   model.dim = dim  # elements of a row
   # Normalization of the input of top: 'none', 'layer' or 'batch'.
@@ -156,8 +157,23 @@ def blocks(config: ConfigDict, name: str, dim: int) -> None:
   model(config, name, dim)
   config.model.blocks = 2  # number of blocks over the history
   config.model.heads = 2  # heads of each block; they must divide model.dim
+  # First column of the dense features with the steps' times. None: no times.
+  config.model.times = placeholder(int)
   # Widths of the layers over state and candidate, without the last, of width 1.
   config.model.top = (64,)
+
+
+def two_tower(
+  config: ConfigDict, dim: int, items: tuple[str, ...], widths: tuple[int, ...]
+) -> None:
+  """Adds section `model` of a TwoTower."""
+  model(config, 'two_tower', dim)
+  config.model.items = items  # features of the item; all others are the user's
+  config.model.widths = widths  # widths of the layers of each tower
+  config.model.temperature = 0.1  # divides the cosine of two vectors
+  # Column of the dense features with the logarithm of how often the item
+  # occurs. None: no correction.
+  config.model.log_q = placeholder(int)
 
 
 def optimizers(

@@ -17,6 +17,7 @@ from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.mesh import devices_of
 from slipstream_jax.engine.planner import Slices
 from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.models.towers import is_over_batch
 from slipstream_jax.placement import Placement
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.tables import Group
@@ -93,6 +94,7 @@ def check_divided(
   """
   refused = {
     'a model that keeps statistics of batches': bool(state.model_state),
+    'a model whose loss is over the whole batch': is_over_batch(recipe.model),
     f'{recipe.microbatches} microbatches': recipe.microbatches > 1,
     'skip_stale in a row optimizer': any(one.skips for one in layouts),
     'a recipe that skips bad steps': recipe.skips_bad_steps,
