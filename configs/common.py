@@ -168,7 +168,8 @@ def two_tower(
 ) -> None:
   """Adds section `model` of a TwoTower."""
   model(config, 'two_tower', dim)
-  config.model.items = items  # features of the item; all others are the user's
+  # Features of the item. All others are of the user.
+  config.model.item_features = items
   config.model.widths = widths  # widths of the layers of each tower
   config.model.temperature = 0.1  # divides the cosine of two vectors
   # Column of the dense features with the logarithm of how often the item

@@ -70,7 +70,10 @@ def _tbsm(model: ml_collections.ConfigDict) -> nn.Module:
 
 def _two_tower(model: ml_collections.ConfigDict) -> nn.Module:
   return TwoTower(
-    tuple(model.items), tuple(model.widths), model.temperature, model.log_q
+    tuple(model.item_features),
+    tuple(model.widths),
+    model.temperature,
+    model.log_q,
   )
 
 
