@@ -87,25 +87,25 @@ def _merge(
   best.scores[some] = np.take_along_axis(scores, chosen, axis=1)
 
 
-def recall_at_k(found: object, wanted: object) -> float:
+def recall_at_k(items: object, wanted: object) -> float:
   """Returns the mean share of each user's wanted items that were found.
 
   >>> recall_at_k([[3, 1], [2, 5]], [[1, 4], [2, -1]])
   0.75
 
   Args:
-    found: numbers of the k items of each user, [n, k], the best one first.
+    items: numbers of the k items of each user, [n, k], the best one first.
     wanted: numbers of the right items, [n] or [n, L] padded with -1, none
       twice. Users without any are left out.
 
   Raises:
     UserError: no user has a wanted item, or the numbers of users differ.
   """
-  hits, counts = _hits(found, wanted)
+  hits, counts = _hits(items, wanted)
   return float(np.mean(hits.sum(axis=1) / counts))
 
 
-def ndcg_at_k(found: object, wanted: object) -> float:
+def ndcg_at_k(items: object, wanted: object) -> float:
   """Returns the normalized discounted cumulative gain, a mean over users.
 
   An item at place i of the list, from 1 on, gains 1 / log2(i + 1). The largest
@@ -115,23 +115,23 @@ def ndcg_at_k(found: object, wanted: object) -> float:
   0.8154648767857288
 
   Args:
-    found: as for `recall_at_k`.
+    items: as for `recall_at_k`.
     wanted: as for `recall_at_k`.
 
   Raises:
     UserError: as `recall_at_k`.
   """
-  hits, counts = _hits(found, wanted)
+  hits, counts = _hits(items, wanted)
   gains = 1 / np.log2(np.arange(hits.shape[1]) + 2)
-  best = np.cumsum(gains)[np.minimum(counts, len(gains)) - 1]
-  return float(np.mean(hits @ gains / best))
+  largest = np.cumsum(gains)[np.minimum(counts, len(gains)) - 1]
+  return float(np.mean(hits @ gains / largest))
 
 
 def _hits(
-  found: object, wanted: object
+  items: object, wanted: object
 ) -> tuple[np.ndarray, Int[np.ndarray, ' n']]:
   """Returns which found items are wanted, bool[n, k], and how many are."""
-  ours = _numbers(found, 'recall_at_k, found')
+  ours = _numbers(items, 'recall_at_k, items')
   right = _numbers(wanted, 'recall_at_k, wanted')
   some = (right >= 0).any(axis=1)
   if len(ours) != len(right) or not some.any() or not ours.shape[1]:
