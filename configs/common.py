@@ -63,7 +63,7 @@ def synthetic(config: ConfigDict, proxy: str) -> None:
   """Adds to `data` the synthetic proxy that is used without a path."""
   data = config.data
   # Synthetic clicks, used without a path: 'kaggle', 'terabyte', 'avazu',
-  # 'taobao' or 'movielens'.
+  # 'taobao', 'movielens', or 'planted', whose signal is in products of fields.
   data.proxy = proxy
   data.rows = placeholder(tuple)  # rows of each table of the proxy
   data.test_examples = 1 << 18  # test examples of the proxy
@@ -74,8 +74,8 @@ def synthetic(config: ConfigDict, proxy: str) -> None:
 def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
   """Adds section `model`. `sizes` are more keys, for a model of the user's."""
   model = config.model = ConfigDict()
-  # 'dlrm', 'tbsm', or 'my_package.my_module:function' that makes a model of
-  # this section.
+  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'tbsm', 'sasrec', 'hstu', or
+  # 'my_package.my_module:function' that makes a model of this section.
   model.name = name
   model.dim = dim  # elements of a row
   # Normalization of the input of top: 'none', 'layer' or 'batch'.
@@ -109,6 +109,32 @@ def dlrm(
   config.model.first_order = first_order
 
 
+ZOO = ('dcn', 'deepfm', 'wide_deep', 'dhen')
+"""Models that `another_model` puts in the place of a DLRM."""
+
+
+def another_model(config: ConfigDict, name: str) -> None:
+  """Replaces the DLRM of a config by a model of the zoo with its widths.
+
+  Embeddings keep their width, so that rows of a model that has a weight for
+  each row become one longer.
+  """
+  model = config.model
+  model.name = name
+  match name:
+    case 'dcn':
+      model.crosses = 3  # number of crosses
+      model.rank = placeholder(int)  # of their matrices; None: full rank
+    case 'deepfm' | 'wide_deep':
+      model.dim += not model.first_order
+      model.first_order = True
+    case 'dhen':
+      # Interactions of each layer: names of slipstream_jax.INTERACTIONS.
+      model.layers = (('dot', 'linear'), ('dot', 'linear'))
+      # Tokens that each layer ends in. None: as many as there are features.
+      model.tokens = placeholder(int)
+
+
 def tbsm(
   config: ConfigDict,
   dim: int,
@@ -123,6 +149,15 @@ def tbsm(
   config.model.top = top
   config.model.attention = attention  # widths of the layers over the history
   config.model.final = final  # widths of the layers before the logit
+
+
+def blocks(config: ConfigDict, name: str, dim: int) -> None:
+  """Adds section `model` of a SASRec or HSTU."""
+  model(config, name, dim)
+  config.model.blocks = 2  # number of blocks over the history
+  config.model.heads = 2  # heads of each block; they must divide model.dim
+  # Widths of the layers over state and candidate, without the last, of width 1.
+  config.model.top = (64,)
 
 
 def optimizers(

@@ -21,6 +21,8 @@ Variants of the config:
   Expected: AUC 0.7813, log loss 0.5704, 18.4 % of the examples left out.
   SGD at 0.05 for all learns more slowly: two seeds reached an AUC of 0.505 and
   0.595 in three epochs.
+* `configs/taobao.py:sasrec` and `:hstu`: another model on such a sample, with
+  the settings of `:sample`. HSTU knows the order of events, not their times.
 * `configs/taobao.py:smoke`: seconds, on such a sample, with skipping.
 """
 
@@ -30,12 +32,14 @@ from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """Returns the settings. `variant` is '', 'sample' or 'smoke'.
+  """Returns the settings.
+
+  `variant` is '', 'sample', 'sasrec', 'hstu' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
   """
-  config = common.start(variant, ('', 'sample', 'smoke'))
+  config = common.start(variant, ('', 'sample', 'sasrec', 'hstu', 'smoke'))
   common.files(config, 'taobao', batch_size=256)
   config.data.steps = 20  # most events of a history
   config.data.per_user = 10  # most points of a user, with two examples each
@@ -43,14 +47,17 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.test_share = 0.2  # of the points, the latest ones
   config.data.points_seed = 0  # of the choice of points and of drawn items
   common.synthetic(config, 'taobao')
-  common.tbsm(
-    config,
-    dim=16,
-    bottom=(16,),
-    top=(15, 15),
-    attention=(15, 15),
-    final=(60,),
-  )
+  if variant in ('sasrec', 'hstu'):
+    common.blocks(config, variant, dim=16)
+  else:
+    common.tbsm(
+      config,
+      dim=16,
+      bottom=(16,),
+      top=(15, 15),
+      attention=(15, 15),
+      final=(60,),
+    )
   config.model.init_scale = 0.3  # smaller rows give no product a size
   common.optimizers(
     config,

@@ -16,6 +16,11 @@ Without a path it trains on the synthetic stream with a hundredth of the rows.
 That says nothing about real clicks. `configs/terabyte.py:full` has all 266 M
 rows, 69 GB with their row state. `configs/terabyte.py:smoke` takes seconds, on
 small tables.
+
+`configs/terabyte.py:dcn` has the layers of MLPerf's DLRM-DCNv2: D = 128, three
+crosses of rank 512. Each feature has one id. MLPerf draws up to 100 ids for
+each, which `experiments.bench.embedding --lookups=mlperf` times. Not yet run
+here on real logs. On the synthetic stream it has a hundredth of the rows.
 """
 
 import ml_collections
@@ -30,12 +35,12 @@ _ROWS = (
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """Returns the settings. `variant` is '', 'full' or 'smoke'.
+  """Returns the settings. `variant` is '', 'full', 'dcn' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
   """
-  config = common.start(variant, ('', 'full', 'smoke'))
+  config = common.start(variant, ('', 'full', 'dcn', 'smoke'))
   common.files(config, 'terabyte', batch_size=2048)
   config.data.missing_flags = False  # one more dense feature for each: missing?
   config.data.hash_rows = 40_000_000
@@ -47,9 +52,21 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.data.rows = _ROWS
   common.dlrm(config, dim=64, bottom=(512, 256, 64), top=(512, 512, 256))
   common.on_large_logs(config)
-  if variant == 'smoke':
-    _smoke(config)
+  match variant:
+    case 'dcn':
+      _dcn(config)
+    case 'smoke':
+      _smoke(config)
   return config
+
+
+def _dcn(config: ml_collections.ConfigDict) -> None:
+  """Changes the model to that of MLPerf's DLRM-DCNv2."""
+  common.another_model(config, 'dcn')
+  config.model.dim = 128
+  config.model.bottom = (512, 256, 128)
+  config.model.top = (1024, 1024, 512, 256)
+  config.model.rank = 512
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:

@@ -4,6 +4,7 @@ run: trains, evaluates and reports one experiment.
 doctor: checks machine, config and data before a long run.
 prepare: packs raw files once, for many experiments.
 compare: trains with and without skipping, side by side.
+zoo: trains all models of a family, side by side.
 evaluate: evaluates a run's checkpoint on held-out examples or on a file.
 checkpoints: lists a run's checkpoints, copies the newest, converts old ones.
 export: writes a run's model and rows into a folder that `slip_serve` reads.

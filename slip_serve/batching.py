@@ -2,6 +2,7 @@
 
 Requests that arrive while others are scored wait. Then they are joined into one
 batch, scored, and the scores are cut apart. Nobody waits for a batch to fill.
+A caller with the only request may score it in its own thread.
 
 A batch has the size whose program scores most of the waiting examples in a
 second. With sizes 1, 64 and 1024, 2 examples may be scored one by one, 10 or
@@ -18,6 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from slip_serve.scorer import Scorer
+
+QUICK_S = 0.005
+"""Seconds for which a caller may score and do nothing else."""
 
 
 class Examples(NamedTuple):
@@ -92,6 +96,19 @@ class Batcher:
       self._changed.notify()
     return job.scores
 
+  def is_quick(self, count: int) -> bool:
+    """Returns whether the scores of so many examples take at most `QUICK_S`."""
+    return any(
+      count <= size and seconds <= QUICK_S
+      for size, seconds in self._seconds.items()
+    )
+
+  def scored(self, examples: Examples) -> np.ndarray:
+    """Returns what `submit` does, but scores in the thread of the caller."""
+    scores = self._scorer.predictions(*examples)
+    self._count(1)
+    return scores
+
   def close(self) -> None:
     """Scores what was submitted, and ends the thread. Idempotent."""
     with self._changed:
@@ -135,10 +152,14 @@ class Batcher:
         for job in jobs:
           self._score([job])
       return
-    self.batches, self.requests = self.batches + 1, self.requests + len(jobs)
+    self._count(len(jobs))
     ends = np.cumsum([len(one.ids) for one in given])
     for job, own in zip(jobs, np.split(scores, ends[:-1]), strict=True):
       job.scores.set_result(own)
+
+  def _count(self, requests: int) -> None:
+    with self._changed:
+      self.batches, self.requests = self.batches + 1, self.requests + requests
 
 
 def best_size(seconds: Mapping[int, float], waiting: int) -> int:

@@ -148,6 +148,9 @@ def _cells(values: Any, feature: Feature) -> tuple[np.ndarray, list[Any]]:
     width, flat = values.shape[1], values[kept].tolist()
   else:
     several = list | tuple | np.ndarray
+    if isinstance(values, str | bytes | dict) or not np.iterable(values):
+      rule = f'ids of {feature.name!r} must be a list with one per example'
+      raise _refused(rule, f'{values!r:.40}', 'ids')
     lists = [one if isinstance(one, several) else [one] for one in values]
     lengths = np.array([len(one) for one in lists], np.int64)
     width = int(lengths.max(initial=0))

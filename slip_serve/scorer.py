@@ -68,6 +68,7 @@ class Scorer:
 
   Attributes:
     layout: describes the export.
+    memory: where rows are, as given.
   """
 
   def __init__(
@@ -109,7 +110,8 @@ class Scorer:
         where='load, cache and depth',
         hint=f'give 0.1 and {DEPTH}',
       )
-    self.layout = layout = read_layout(folder)
+    self.layout, self.memory = read_layout(folder), memory
+    layout = self.layout
     for file in layout.files if check else ():
       check_file(folder, file)
     self._maker = QueryMaker(folder, layout)
@@ -185,7 +187,9 @@ class Scorer:
     # 1 / (1 + e^-x), in a form that does not overflow.
     chances = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
     scores: np.ndarray = chances.astype(np.float32)
-    by_head, given = (x.reshape(len(x), -1) for x in (scores, logits))
+    by_head, given = (
+      x[:, None] if x.ndim == 1 else x for x in (scores, logits)
+    )
     for head in self.layout.numbers:
       by_head[:, head] = given[:, head]
     return scores

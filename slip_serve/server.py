@@ -33,6 +33,7 @@ _BACKLOG = 1024  # connections that may wait to be accepted
 _MOST_HEAD = 1 << 14
 _IDLE_S = 5  # for the next request on a connection
 _LINGER_S = 2.0  # for a client to close its side
+_MOST_DROPPED = 1 << 26  # bytes that it may send meanwhile
 _DRAIN_S = 0.1  # for handshakes under way when the server stops
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of Linux
 
@@ -144,6 +145,7 @@ class _Protocol(H11Protocol):
   """Ends a connection whose client does not read its answer."""
   _left: float | None = None
   """Seconds left for a request that is not read for a while."""
+  _dropped = 0
   _ended = False
   """Whether the last answer is sent, and the connection lingers."""
 
@@ -167,8 +169,11 @@ class _Protocol(H11Protocol):
     super().connection_lost(exc)
 
   def data_received(self, data: bytes) -> None:
-    if self._ended:
-      return  # it is read only so that the connection is not reset
+    if self._ended:  # it is read only so that the connection is not reset
+      self._dropped += len(data)
+      if self._dropped > _MOST_DROPPED:
+        self._own.abort()
+      return
     super().data_received(data)
     self._watch()
 
@@ -211,19 +216,16 @@ class _Protocol(H11Protocol):
       self._set_reading(self._left, self._request_is_late)
 
   def close(self) -> None:
-    """Closes the connection, once the client has sent what it sends.
+    """Sends nothing more, and closes the connection once the client has.
 
-    The system would reset a connection that is closed with bytes unread, and
-    the client might lose the answer.
+    The system resets a connection if bytes come after it was closed, or if it
+    is closed with bytes unread. Then the client might lose the answer.
     """
     if self._ended or self._own.is_closing():
       return
-    if self.conn.their_state in (h11.SEND_BODY, h11.ERROR):
-      self._linger()
-    else:
+    if self.conn.trailing_data[1]:  # the client has closed its side
       self._own.close()
-
-  def _linger(self) -> None:
+      return
     self._ended = True
     self.flow.resume_reading()
     self._set_reading(_LINGER_S, self._own.abort)
@@ -300,7 +302,7 @@ class _Protocol(H11Protocol):
       h11.EndOfMessage(),
     ):
       self.transport.write(self.conn.send(event) or b'')
-    self._linger()
+    self.close()
 
   def _set_reading(
     self, seconds: float | None, late: Callable[[], None] = lambda: None

@@ -31,6 +31,10 @@ Data
   Vocabulary, GrowingVocabulary: map raw ids to rows.
 Models
   DLRM, TBSM: the paper's models.
+  DCN, DeepFM, DHEN, WideDeep: click models with other interactions.
+  SASRec, HSTU: click models over sequences.
+  INTERACTIONS: the interactions by name.
+  TokenModel: base class of a user's own click model.
   Functions: a model of two functions.
 Row optimizers
   sgd, adagrad, rowwise_adagrad, lazy_adam: optimizers of rows.
@@ -67,7 +71,15 @@ if TYPE_CHECKING:
   from slipstream_jax.inputs.batches import batches as batches
   from slipstream_jax.models.adapters import Functions as Functions
   from slipstream_jax.models.dlrm import DLRM as DLRM
+  from slipstream_jax.models.dlrm import TokenModel as TokenModel
+  from slipstream_jax.models.interactions import INTERACTIONS as INTERACTIONS
+  from slipstream_jax.models.sequences import HSTU as HSTU
+  from slipstream_jax.models.sequences import SASRec as SASRec
   from slipstream_jax.models.tbsm import TBSM as TBSM
+  from slipstream_jax.models.zoo import DCN as DCN
+  from slipstream_jax.models.zoo import DeepFM as DeepFM
+  from slipstream_jax.models.zoo import DHEN as DHEN
+  from slipstream_jax.models.zoo import WideDeep as WideDeep
   from slipstream_jax.packed.dataset import packed_dataset as packed_dataset
   from slipstream_jax.packed.pack import pack as pack
   from slipstream_jax.placement import cached as cached
@@ -108,18 +120,24 @@ __version__ = '0.1.0'
 # `skip_stale` does not import numba or orbax.
 _HOMES = {
   'CSVLog': 'api.callbacks',
+  'DCN': 'models.zoo',
+  'DHEN': 'models.zoo',
   'DLRM': 'models.dlrm',
+  'HSTU': 'models.sequences',
+  'INTERACTIONS': 'models.interactions',
   'MEMORY': 'store.tiered',
   'METRICS': 'training.metrics',
   'PLACEMENTS': 'placement',
   'POLICIES': 'selection.policies',
   'ROW_OPTIMIZERS': 'transforms.rowwise',
+  'SASRec': 'models.sequences',
   'SCORERS': 'scoring.base',
   'TBSM': 'models.tbsm',
   'Batch': 'types',
   'BatchSource': 'data.source',
   'Checkpoints': 'checkpoint.checkpoint',
   'Constant': 'initializers',
+  'DeepFM': 'models.zoo',
   'Feature': 'tables',
   'Functions': 'models.adapters',
   'GrowingVocabulary': 'vocabulary.growing',
@@ -131,10 +149,12 @@ _HOMES = {
   'Table': 'tables',
   'TableSet': 'tables',
   'TensorBoard': 'api.callbacks',
+  'TokenModel': 'models.dlrm',
   'Trainer': 'api.trainer',
   'Uniform': 'initializers',
   'UserError': 'errors',
   'Vocabulary': 'vocabulary.counted',
+  'WideDeep': 'models.zoo',
   'adagrad': 'transforms.rowwise',
   'auc': 'training.metrics',
   'batches': 'inputs.batches',

@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import re
 import shutil
 import signal
 import tempfile
@@ -81,17 +82,43 @@ def _compiled_steps_stay():
   compiled.CACHE = {}
 
 
+# These rooms are about other things than bits that differ from program to
+# program, or hold numbers against float64. So LLVM need not optimize their
+# programs, which is two fifths of compiling. All others, the laws of bits among
+# them, have programs as users have them.
+_NOT_OPTIMIZED = re.compile(
+  r'tests/(api|reproduce|usage|test_|laws/test_public_api)'
+)
+_NOT = 'jax_disable_most_optimizations'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _compiled_as_needed(request):
+  """Also in programs that tests start. OPTIMIZE=1 optimizes all of them."""
+  wanted = bool(_NOT_OPTIMIZED.match(request.node.nodeid))
+  wanted &= 'OPTIMIZE' not in os.environ
+  said = str(int(wanted))
+  if os.environ.get(_NOT.upper(), '0') != said:
+    os.environ[_NOT.upper()] = said
+    jax.config.update(_NOT, wanted)
+    _forget_programs()
+
+
+def _forget_programs():
+  from slipstream_jax.training import compiled
+
+  compiled.CACHE.clear()
+  jax.clear_caches()
+  gc.collect()
+
+
 @pytest.fixture(scope='module', autouse=True)
 def _few_programs_stay():
   """Each takes pieces of memory, of which a process may have 65,530."""
   yield
   maps = pathlib.Path('/proc/self/maps')
   if maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
-    from slipstream_jax.training import compiled
-
-    compiled.CACHE.clear()
-    jax.clear_caches()
-    gc.collect()
+    _forget_programs()
 
 
 @pytest.fixture(autouse=True)

@@ -222,7 +222,8 @@ def rates_skipping(
 
   Turns of both alternate, once a linear scorer learns from few examples.
   Columns of `cpu` have the host's part of the processor time, `choosing` that
-  of the choice, and `to pay` the predicted step below which it does not pay.
+  of the choice, `in order` the part of it that goes in the order of the source,
+  and `to pay` the predicted step below which it does not pay.
 
   Args:
     trainers: one for each of both.
@@ -253,8 +254,8 @@ def rates_skipping(
           ms, host = spent[:2] * count
           turn += [x * size / seen for x in (ms, host, choosing)]
         turns.append(turn)
-      one, none = part.clock, whole.clock.host_ms()
-      least = step_ms_to_pay(one.host_ms(), none, one.threads, one.left_out)
+      one, none, some = part.clock, whole.clock.host_ms(), part.clock.host_ms()
+      least = step_ms_to_pay(some, none, one.threads, one.left_out)
     whole_ms, cpu, _, ms, skip_cpu, choosing = np.median(
       turns[_TURNS:], axis=0
     ).tolist()
@@ -267,6 +268,7 @@ def rates_skipping(
       'cpu, none': cpu,
       'cpu, some': skip_cpu,
       'choosing': choosing,
+      'in order': some.choose,
       'to pay': least,
     }
 

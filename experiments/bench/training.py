@@ -146,7 +146,9 @@ def _beside_baselines(contest: Contest) -> list[dict[str, Any]]:
   Ours has the baseline's row optimizer.
   """
   data, model = contest.data, contest.config.model
-  top = widths_to_logit(model.top)[:-1]  # a baseline adds the logit itself
+  top = widths_to_logit(model.top, 'DLRM.top')[
+    :-1
+  ]  # a baseline adds the logit itself
   shape = tuple(data.sizes.values()), model.dim, model.bottom, top, 0.01
   contenders: dict[str, TrainerParts | Turn] = {}
   optimizers = {}

@@ -11,7 +11,9 @@ import optax
 from experiments.common import own
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.sequences import HSTU, SASRec
 from slipstream_jax.models.tbsm import TBSM
+from slipstream_jax.models.zoo import DCN, DeepFM, DHEN, WideDeep
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.weights import scale_by_data_seen, weight_aware
 
@@ -22,14 +24,36 @@ def _dtype(model: ml_collections.ConfigDict) -> str:
   return choose(_DTYPES, model.compute_dtype, 'config.model.compute_dtype')
 
 
+def _frame(model: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns the attributes that all models of pooled embeddings share."""
+  return {
+    'bottom': tuple(model.bottom),
+    'top': tuple(model.top),
+    'first_order': model.first_order,
+    'normalization': model.normalization,
+    'dtype': _dtype(model),
+  }
+
+
 def _dlrm(model: ml_collections.ConfigDict) -> nn.Module:
-  return DLRM(
-    tuple(model.bottom),
-    tuple(model.top),
-    model.first_order,
-    model.normalization,
-    _dtype(model),
-  )
+  return DLRM(**_frame(model))
+
+
+def _dcn(model: ml_collections.ConfigDict) -> nn.Module:
+  return DCN(**_frame(model), crosses=model.crosses, rank=model.rank)
+
+
+def _deepfm(model: ml_collections.ConfigDict) -> nn.Module:
+  return DeepFM(**_frame(model))
+
+
+def _wide_deep(model: ml_collections.ConfigDict) -> nn.Module:
+  return WideDeep(**_frame(model))
+
+
+def _dhen(model: ml_collections.ConfigDict) -> nn.Module:
+  layers = tuple(map(tuple, model.layers))
+  return DHEN(**_frame(model), layers=layers, tokens=model.tokens)
 
 
 def _tbsm(model: ml_collections.ConfigDict) -> nn.Module:
@@ -43,9 +67,32 @@ def _tbsm(model: ml_collections.ConfigDict) -> nn.Module:
   )
 
 
+def _sequences(model: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns the attributes of models with blocks over a history."""
+  return {
+    'blocks': model.blocks,
+    'heads': model.heads,
+    'top': tuple(model.top),
+  }
+
+
+def _sasrec(model: ml_collections.ConfigDict) -> nn.Module:
+  return SASRec(**_sequences(model))
+
+
+def _hstu(model: ml_collections.ConfigDict) -> nn.Module:
+  return HSTU(**_sequences(model))
+
+
 MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'dlrm': _dlrm,
+  'dcn': _dcn,
+  'deepfm': _deepfm,
+  'wide_deep': _wide_deep,
+  'dhen': _dhen,
   'tbsm': _tbsm,
+  'sasrec': _sasrec,
+  'hstu': _hstu,
 }
 """Functions that make a model, by `config.model.name`."""
 

@@ -4,8 +4,6 @@ import contextlib
 import threading
 from types import TracebackType
 
-from rich.console import Console
-
 from experiments.common.meter import is_compiling
 from slipstream_jax.api import progress
 from slipstream_jax.api.progress import clock as clock
@@ -14,45 +12,24 @@ QUIET_S = 10.0
 """Seconds between lines where there is no terminal."""
 
 
-class Bar:
-  """The progress of a block of code. It stays on the screen when that ends."""
+class Bar(progress.Bar):
+  """The package's bar, which says when programs are compiled.
 
-  def __init__(
-    self,
-    screen: Console,
-    total: int | None,
-    unit: str,
-    phase: str = '',
-    done: int = 0,
-  ) -> None:
-    """Prepares a bar. Writes nothing before the block begins.
+  Without a terminal it writes a line now and then.
+  """
 
-    Args:
-      screen: where to write.
-      total: how many units there are, or None if it is not known.
-      unit: what is counted, such as 'batch'. '%' shows a share of the total.
-      phase: what is done first.
-      done: units that were done before.
-    """
-    self._screen = screen
-    self._bar = progress.Bar(
-      screen,
-      total,
-      unit,
-      phase,
-      done,
-      doing=lambda: 'compiling' if is_compiling() else '',
-    )
-    self.begin, self.show = self._bar.begin, self._bar.show
-    self._ended = threading.Event()
-    self._writer = threading.Thread(
-      target=self._write_lines, name='slipstream-progress', daemon=True
-    )
+  def doing(self) -> str:
+    """Returns whether programs are compiled, in a word."""
+    return 'compiling' if is_compiling() else ''
 
   def __enter__(self) -> 'Bar':
+    self._ended = threading.Event()
     if self._screen.is_terminal:
-      self._bar.__enter__()
+      progress.Bar.__enter__(self)
     else:
+      self._writer = threading.Thread(
+        target=self._write_lines, name='slipstream-progress', daemon=True
+      )
       self._writer.start()
     return self
 
@@ -63,7 +40,7 @@ class Bar:
     trace: TracebackType | None,
   ) -> None:
     if self._screen.is_terminal:
-      self._bar.__exit__(kind, error, trace)
+      progress.Bar.__exit__(self, kind, error, trace)
     else:
       self._ended.set()
       self._writer.join()
@@ -71,4 +48,4 @@ class Bar:
   def _write_lines(self) -> None:
     with contextlib.suppress(OSError):  # the reader has closed the pipe
       while not self._ended.wait(QUIET_S):
-        self._screen.print(self._bar.line, highlight=False, markup=False)
+        self._screen.print(self.line, highlight=False, markup=False)

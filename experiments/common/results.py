@@ -8,15 +8,20 @@ at any time.
 from collections.abc import Collection, Iterable, Mapping
 import csv
 import io
+import json
 import pathlib
 from typing import Any
 
-from experiments.common.record import read_json
+import ml_collections
+
+from experiments.common.record import CONFIG, read_json, write_json
+from experiments.common.usage import keys_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import replace
 
 Row = dict[str, Any]
 """Column to value. Unknown values are absent."""
+_FREE = {'seed', 'resume'}  # runs of other seeds may be added
 
 
 def settings_in(folder: pathlib.Path, name: str) -> dict[str, Any]:
@@ -37,6 +42,35 @@ def settings_in(folder: pathlib.Path, name: str) -> dict[str, Any]:
       hint='name another one',
     )
   return read_json(folder / name)
+
+
+def keep_config(
+  folder: pathlib.Path,
+  config: ml_collections.ConfigDict,
+  **flags: Any,
+) -> None:
+  """Writes the config into a folder, or checks that it is the one there.
+
+  Args:
+    folder: an existing folder.
+    config: what all results share, but for the seed.
+    flags: flags of the program that must not change either.
+
+  Raises:
+    UserError: the folder holds results with other settings, something else, or
+      damaged files.
+  """
+  new = {**json.loads(config.to_json_best_effort()), **flags}
+  if old := settings_in(folder, CONFIG):
+    olds, news = map(_by_key, (old, new))
+    keys = sorted((olds.keys() | news.keys()) - _FREE)
+    names = {k: f'--{k}' if k in flags else f'config.{k}' for k in keys}
+    check_same(olds, news, names)
+  write_json(folder / CONFIG, new)
+
+
+def _by_key(config: dict[str, Any]) -> dict[str, Any]:
+  return dict(keys_of(ml_collections.ConfigDict(config, convert_dict=True)))
 
 
 def check_same(

@@ -6,7 +6,6 @@ a comparison that is killed anywhere leaves no half of a run.
 """
 
 from collections.abc import Sequence
-import json
 import math
 import pathlib
 from typing import Any, NamedTuple, TypeVar
@@ -14,14 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import ml_collections
 
 from experiments.common import results
-from experiments.common.record import CONFIG, write_json
-from experiments.common.usage import keys_of
 from slipstream_jax.data.interrupts import held
 
 RUNS, CURVE = 'compare.csv', 'curve.csv'
 PLAIN, CONTROL, OURS = 'plain', 'random', 'surprise_offset'
-_FREE = {'seed', 'resume'}  # runs of other seeds may be added
-_FLAGS = {'longer', 'own'}
 _UNKNOWN = {
   **dict.fromkeys(('auc', 'log_loss'), math.nan),
   **dict.fromkeys(('examples_hot', 'calibration')),
@@ -114,18 +109,12 @@ class Results:
         else, or damaged files.
     """
     self._folder = workdir
-    new = {**json.loads(config.to_json_best_effort()), **given}
-    if old := results.settings_in(workdir, CONFIG):
-      olds, news = map(_by_key, (old, new))
-      keys = sorted((olds.keys() | news.keys()) - _FREE)
-      names = {k: f'--{k}' if k in _FLAGS else f'config.{k}' for k in keys}
-      results.check_same(olds, news, names)
+    results.keep_config(workdir, config, **given)
     self.runs = _read(workdir / RUNS, Run)
     finished = {run[:3] for run in self.runs}
     # A killed run may have left points without its line.
     points = _read(workdir / CURVE, Point)
     self.curve = [point for point in points if point[:3] in finished]
-    write_json(workdir / CONFIG, new)
     self._save()
 
   def has(self, seed: int, cell: Cell) -> bool:
@@ -144,10 +133,6 @@ class Results:
     results.write(self._folder / CURVE, Point._fields, curve)
     runs = (run._asdict() for run in self.runs)
     results.write(self._folder / RUNS, Run._fields, runs)
-
-
-def _by_key(config: dict[str, Any]) -> dict[str, Any]:
-  return dict(keys_of(ml_collections.ConfigDict(config, convert_dict=True)))
 
 
 def _read(path: pathlib.Path, kind: type[Line]) -> list[Line]:

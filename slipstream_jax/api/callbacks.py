@@ -40,7 +40,8 @@ class Callbacks:
     listed = isinstance(callbacks, Iterable)
     known = [*callbacks] if listed else []
     for one in known if listed else [callbacks]:
-      if not (listed and any(hasattr(one, name) for name in _NAMES)):
+      hears = any(hasattr(one, name) for name in _NAMES)
+      if not (listed and hears) or isinstance(one, type):
         raise UserError(
           'callbacks must be a list of objects with on_step, on_validation or'
           ' on_end',

@@ -35,6 +35,7 @@ from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.inputs.arrays import ArrayExamples, UnboundExamples
+from slipstream_jax.inputs.fields import orders_of
 from slipstream_jax.inputs.stream import StreamExamples
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training.evaluate import frozen_vocabularies
@@ -143,11 +144,24 @@ class Plan(NamedTuple):
         )
 
   def watched(self, metrics: Metrics) -> float:
-    """Returns the number that is to be low, or NaN."""
+    """Returns the number that is to be low, or NaN.
+
+    Raises:
+      UserError: `monitor` fails.
+    """
     if self.monitor is None:
       return watched(metrics)
-    value = self.monitor(metrics)
-    return math.nan if value is None else float(value)
+    try:
+      value = self.monitor(metrics)
+      return math.nan if value is None else float(value)
+    except Exception as error:
+      raise UserError(
+        'monitor must map the metrics of a validation to a number, or to None',
+        got=f'{type(error).__name__}: {error}',
+        where=f'{WHERE}, monitor',
+        hint='give one such as lambda metrics: metrics.log_loss; a metric is'
+        ' None where the examples do not define it',
+      ) from error
 
 
 def begins_again(source: UnboundExamples | CheckpointableIterator) -> bool:
@@ -202,7 +216,7 @@ class _KeptOpen(SourceWrapper):
 
 
 def draws_bar(progress: bool | None) -> bool:
-  """Whether to draw a bar on stderr, for `Trainer.train(progress=...)`.
+  """Whether somebody sees a bar, for `Trainer.train(progress=...)`.
 
   Raises:
     UserError: one is asked for, and rich is not installed.
@@ -212,7 +226,7 @@ def draws_bar(progress: bool | None) -> bool:
       'progress must be True, False, or None',
       got=repr(progress),
       where=f'{WHERE}, progress',
-      hint='leave it out for a bar on terminals',
+      hint='leave it out for a bar on terminals and in notebooks',
     )
   installed = importlib.util.find_spec('rich') is not None
   if progress and not installed:
@@ -222,8 +236,13 @@ def draws_bar(progress: bool | None) -> bool:
       where=f'{WHERE}, progress',
       hint="install it with pip install 'slipstream_jax[fit]'",
     )
-  terminal = sys.stderr is not None and sys.stderr.isatty()
-  return installed and terminal and progress is not False
+  if not installed or progress is False:
+    return False
+  if sys.stderr is not None and sys.stderr.isatty():
+    return True
+  from rich.console import Console
+
+  return 'IPython' in sys.modules and Console().is_jupyter
 
 
 class HeldOut:
@@ -268,6 +287,33 @@ class HeldOut:
     if isinstance(self._source, ArrayExamples):
       # Its rows are kept for the validations, so this is done once.
       bound_in_order(self._source, tables, frozen_vocabularies({})).close()
+
+  def check(self, trained: UnboundExamples | BatchSource) -> None:
+    """Checks that the columns are those of the examples to train on.
+
+    Examples that come in batches are checked when they come.
+
+    Raises:
+      UserError: other names, or another number of dense features or labels.
+    """
+    where = f'{WHERE}, validation'
+    if not isinstance(trained, UnboundExamples):
+      return
+    if not isinstance(self._source, UnboundExamples):
+      return
+    form, wanted = self._source.form, trained.form
+    orders_of(wanted.names, form.names, where, absent=not form.dense_features)
+    for what, own, other in (
+      ('dense features', form.dense_features, wanted.dense_features),
+      ('labels', form.labels, wanted.labels),
+    ):
+      if own != other:
+        raise UserError(
+          f'examples to validate on must have the {what} of those to train on',
+          got=f'{own} in place of {other}',
+          where=where,
+          hint='give the same columns',
+        )
 
   def score(self, evaluate: Callable[[Source], Metrics]) -> Metrics:
     """Returns their metrics, by `Trainer.evaluate`."""

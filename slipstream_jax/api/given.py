@@ -123,20 +123,7 @@ def _words_of(
   if not isinstance(source, UnboundExamples):
     return None
   replace = None if grown is None else frozen_vocabularies(grown)
-  by_feature = source.vocabularies(tables, replace)
-  first, *others = [
-    by_feature.get(name)
-    for name, feature in tables.features.items()
-    if feature.table == table
-  ]
-  if any(other is not first for other in others):
-    raise UserError(
-      'features that share a table must share its vocabulary to have rows set',
-      got='two vocabularies',
-      where=where,
-      hint='give one vocabulary by the name of the table',
-    )
-  return first
+  return source.vocabulary_of(table, tables, where, replace)
 
 
 def _rows_of(
@@ -150,7 +137,8 @@ def _rows_of(
       'an id has a row of its own only in a Vocabulary or GrowingVocabulary',
       got=type(words).__name__,
       where=where,
-      hint='count ids instead of hashing them, or give an array [R, D]',
+      hint='count ids instead of hashing them, or give an array [R, D] with the'
+      ' vectors at rows(ids)',
     )
   if isinstance(source, PackedExamples):
     ids = packed_ids(ids, where)

@@ -1,13 +1,14 @@
 """A bar that shows how far a training is, and a table when it ends.
 
-Both go to stderr, and only to a terminal. Needs rich, so it is imported when a
-bar is drawn.
+Both go to stderr if that is a terminal, or below the cell of a notebook. Needs
+rich, so it is imported when a bar is drawn.
 """
 
 import collections
 from collections.abc import Callable
 import time
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -35,19 +36,18 @@ class Bar:
     unit: str,
     phase: str = '',
     done: int = 0,
-    doing: Callable[[], str] = str,
   ) -> None:
     """Prepares a bar. Writes nothing before the block begins.
 
     Args:
-      screen: where to write, if it is a terminal.
+      screen: where to write, if it is a terminal or a notebook.
       total: how many units there are, or None if it is not known.
       unit: what is counted, such as 'batch'. '%' shows a share of the total.
       phase: what is done first.
       done: units that were done before.
-      doing: returns what else is being done, such as 'compiling'.
     """
-    self._doing = doing
+    self._screen = screen
+    self._cell: Any = None  # of a notebook, with the bar in it
     self._progress = Progress(
       _Head(self._head, Column(no_wrap=True)),
       BarColumn(None, table_column=Column(max_width=24)),
@@ -62,7 +62,16 @@ class Bar:
       phase, total=total, completed=done, unit=unit, facts=''
     )
 
+  def doing(self) -> str:
+    """Returns what else is being done, such as 'compiling'."""
+    return ''
+
   def __enter__(self) -> 'Bar':
+    if self._screen.is_jupyter:
+      # rich itself would need ipywidgets, which notebooks may lack.
+      from IPython.display import display
+
+      self._cell = display(self._progress, display_id=True)
     self._progress.start()
     return self
 
@@ -101,6 +110,8 @@ class Bar:
       description=phase,
       facts=_GAP.join(facts),
     )
+    if self._cell is not None:
+      self._cell.update(self._progress)
 
   @property
   def line(self) -> str:
@@ -119,7 +130,7 @@ class Bar:
     left = []
     if total and not task.finished and task.time_remaining is not None:
       left = [f'{clock(task.time_remaining)} left']
-    parts = task.description, self._doing(), count, *left
+    parts = task.description, self.doing(), count, *left
     return _GAP.join(filter(None, parts))
 
 
@@ -157,7 +168,7 @@ class TrainingBar:
     """Draws nothing before the block begins.
 
     Args:
-      screen: a terminal.
+      screen: a terminal or a notebook.
       reach: maps the steps taken to units done and their number, None if that
         is not known.
     """

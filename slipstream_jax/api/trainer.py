@@ -264,8 +264,8 @@ class Trainer:
       monitor: maps metrics to the number that is to be low, such as
         `lambda metrics: -metrics.auc`. None: the first of log loss, RMSE, MAE,
         AUC and accuracy that there is.
-      progress: whether to draw a bar on stderr if that is a terminal, and a
-        table at the end. None: if rich is installed.
+      progress: whether to draw a bar, on stderr if that is a terminal or in a
+        notebook, and a table at the end. None: if rich is installed.
       callbacks: objects with methods `on_step(record)`, `on_validation(record)`
         or `on_end(history)`, such as `CSVLog` and `TensorBoard`. The record of
         a step comes while the next step may run. After a validation no step
@@ -292,6 +292,7 @@ class Trainer:
     held_out = None
     if validation is not None:
       held_out = HeldOut(validation, source, self.tables)
+      held_out.check(self._maker.open(source, trains=True))
     calls, bar = Callbacks(callbacks, on_step), draws_bar(progress)
 
     def take(most: int, passes: Passes | None) -> Iterator[StepRecord]:

@@ -1,11 +1,19 @@
 """Items made ahead of their consumer by one thread, or by several in order."""
 
 import atexit
-from collections.abc import Callable, Generator, Iterator
+import collections
+from collections.abc import Callable, Generator, Iterator, Sequence
 import queue
 import threading
 import time
-from typing import Generic, Protocol, runtime_checkable, TypeVar
+from typing import (
+  Any,
+  Generic,
+  NamedTuple,
+  Protocol,
+  runtime_checkable,
+  TypeVar,
+)
 import weakref
 
 from slipstream_jax.data.interrupts import held
@@ -187,6 +195,19 @@ class Worker(Generic[T]):
         self._thread.join(_WAIT_S)
 
 
+class Turns(NamedTuple):
+  """What happens to items between their source and the function."""
+
+  prepare: Callable[[Any], Any]
+  """Of one item, in any order."""
+  open_before: Callable[[Any], int]
+  """Returns how many items before one need not have had their turn when it is
+  prepared."""
+  take: Callable[[Any], Sequence[Any]]
+  """Called with each prepared item, in their order, by one thread at a time.
+  Returns any number of values, to each of which the function is applied."""
+
+
 class OrderedResults(Generic[T, R]):
   """Results of a function of each item, in the order of the items.
 
@@ -195,7 +216,11 @@ class OrderedResults(Generic[T, R]):
   """
 
   def __init__(
-    self, items: Iterator[T], function: Callable[[T], R], workers: int = 1
+    self,
+    items: Iterator[Any],
+    function: Callable[[T], R],
+    workers: int = 1,
+    turns: Turns | None = None,
   ) -> None:
     """Starts no thread before the first result is asked for.
 
@@ -203,11 +228,17 @@ class OrderedResults(Generic[T, R]):
       items: taken by one thread at a time, up to `workers` of them ahead.
       function: of one item. Its result must not depend on the order of calls.
       workers: threads, at least 1.
+      turns: changes the items first. Needs two workers.
     """
     self._items, self._function, self._workers = items, function, workers
+    self._turns, self._turn = turns, 0  # items that have had their turn
+    self._ready = collections.deque[R]()  # results of delivered items
     self._taking = threading.Lock()
-    self._changed = threading.Condition()
-    # By number of the item: a list of its one result, or an error.
+    lock = threading.RLock()
+    self._changed = threading.Condition(lock)
+    # So that a turn wakes only those who wait for one.
+    self._turned = threading.Condition(lock)
+    # By number of the item: a list of its results, or an error.
     self._results: dict[int, list[R] | BaseException] = {}
     # Number of items taken, with the one that is waited for, and delivered.
     self._taken = self._delivered = 0
@@ -239,6 +270,12 @@ class OrderedResults(Generic[T, R]):
       return self._compute()
     if not self._threads:
       self._start()
+    while not self._ready:
+      self._ready.extend(self._next_results())
+    return self._ready.popleft()
+
+  def _next_results(self) -> list[R]:
+    """Waits for the results of the next item. Raises its error."""
     with self._changed:
       if self._over:  # results after an error are not delivered
         raise StopIteration
@@ -251,6 +288,8 @@ class OrderedResults(Generic[T, R]):
       self._delivered += 1
       self._over |= isinstance(result, BaseException)
       self._changed.notify_all()
+      if self._over:
+        self._turned.notify_all()
     if isinstance(result, BaseException):
       try:
         raise result
@@ -258,7 +297,7 @@ class OrderedResults(Generic[T, R]):
         # Else the error and this frame refer to each other, and all that the
         # callers hold stays alive until garbage is collected.
         del result
-    return result[0]
+    return result
 
   def _compute(self) -> R:
     if self._over:
@@ -275,6 +314,7 @@ class OrderedResults(Generic[T, R]):
     # With a limit: an interrupt may have left it locked.
     if self._changed.acquire(timeout=1.0):
       self._changed.notify_all()
+      self._turned.notify_all()
       self._changed.release()
     yield from self._threads
 
@@ -290,9 +330,43 @@ class OrderedResults(Generic[T, R]):
     while (taken := self._take()) is not None:
       number, item = taken
       try:
-        self._put(number, [self._function(item)])
+        results = self._results_of(number, item)
       except BaseException as error:  # for the consumer, who raises it
         self._put(number, error)
+      else:
+        if results is None:
+          return
+        self._put(number, results)
+
+  def _results_of(self, number: int, item: Any) -> list[R] | None:
+    """Returns the results of an item, or None if it does not get its turn."""
+    if self._turns is None:
+      return [self._function(item)]
+    # What is not open before an item has had its turn.
+    closed = number - self._turns.open_before(item)
+    if not self._has_turn(number, closed):
+      return None
+    prepared = self._turns.prepare(item)
+    if not self._has_turn(number, number):
+      return None
+    values = self._turns.take(prepared)
+    with self._changed:
+      self._turn += 1
+      self._turned.notify_all()
+    return [self._function(value) for value in values]
+
+  def _has_turn(self, number: int, turn: int) -> bool:
+    """Waits for a turn. False if an earlier item than `number` has failed."""
+
+    def fails() -> bool:
+      return self._over or any(
+        at < number and isinstance(result, BaseException)
+        for at, result in self._results.items()
+      )
+
+    with self._changed:
+      self._turned.wait_for(lambda: self._turn >= turn or fails())
+      return self._turn >= turn and not self._over
 
   def _take(self) -> tuple[int, T] | None:
     """Returns the next item and its number, or None if no item may be taken."""
@@ -320,12 +394,15 @@ class OrderedResults(Generic[T, R]):
     with self._changed:
       self._results[number] = result
       self._changed.notify_all()
+      if isinstance(result, BaseException):
+        self._turned.notify_all()
 
   def close(self) -> None:
     """Ends the threads after the items under way."""
     with self._changed:
       self._over = True
       self._changed.notify_all()
+      self._turned.notify_all()
     for thread in self._threads:
       thread.join()
     # The end of the items, or an error, that nobody took refers to this object

@@ -323,3 +323,5 @@ class Dataset(NamedTuple):
   """Name of the format that it was read from, if it is one of the library."""
   settings: Mapping[str, Any] = types.MappingProxyType({})
   """Settings of the format that affect the examples."""
+  bayes_log_loss: float | None = None
+  """Log loss of the true click probabilities, if they are known."""

@@ -5,7 +5,8 @@ batch takes as long as the busiest of
 
 * the device, which takes a step per trained batch,
 * the source, from which one worker at a time reads and chooses,
-* the workers, which do that and find the unique rows of trained batches,
+* the workers, which do that, score examples, copy those that are kept, and find
+  the unique rows of trained batches,
 * the planner's thread, which does their work, too, if there is one worker,
 * the thread that trains,
 * all cores, which share everything but the device's steps.
@@ -15,18 +16,20 @@ for each batch of the source. A batch of chosen examples may take the host
 longer, as they look up rarer rows, so batches are also measured before any
 example is left out. Assumptions: batches are prepared ahead, work grows with
 the examples of a batch, threads wait for each other in no other way, and a
-device has a processor of its own. What JAX's threads, a source's own
-threads and those that help to copy rows spend is not counted.
+device has a processor of its own. What other threads spend, such as JAX's, a
+source's own and those that help to copy rows, is what the whole process spends
+beyond these. If the device is the host's processor, it is left out, as most of
+it is the device's.
 
 Figures are of the processor's time, so they hold while other programs run. No
 choice depends on them.
 """
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -46,13 +49,17 @@ class HostMs(NamedTuple):
   read: float = 0.0
   """Reading a batch of the source."""
   choose: float = 0.0
-  """Choosing its examples, and making batches of those that are kept."""
+  """Choosing its examples, as far as that goes in the order of the source."""
   find: float = 0.0
   """Finding the unique rows of a trained batch."""
   plan: float = 0.0
   """Planning which of them move."""
   step: float = 0.0
   """Everything that the thread that trains does for a step."""
+  score: float = 0.0
+  """Scoring its examples, and copying those that are kept."""
+  rest: float = 0.0
+  """What other threads do for a trained batch."""
 
 
 class Threads(NamedTuple):
@@ -83,18 +90,19 @@ def batch_ms(
   """Returns the ms per batch of the source, when all threads are busy.
 
   Args:
-    host: as measured. `choose` is 0 where nothing is chosen.
+    host: as measured. `choose` and `score` are 0 where nothing is chosen.
     threads: that do it.
     left_out: share of the examples, in [0, 1).
     step_ms: what a step takes the device.
   """
   kept, source = 1 - left_out, host.read + host.choose
-  workers, planner = source + kept * host.find, kept * host.plan
+  workers, planner = source + host.score + kept * host.find, kept * host.plan
   ahead = max(source, workers / threads.workers, planner)
   if threads.workers == 1:
     ahead = workers + planner
   trainer = kept * host.step
-  cores = (workers + planner + trainer) / threads.cores
+  in_all = workers + planner + trainer + kept * host.rest
+  cores = in_all / threads.cores
   return max(kept * step_ms, ahead, trainer, cores)
 
 
@@ -135,6 +143,8 @@ def payoff(
     on_host: whether the device is the host's own processor. Then a step also
       takes the time of its thread and of the cores.
   """
+  if on_host:
+    host, whole = host._replace(rest=0.0), whole._replace(rest=0.0)
   least = step_ms_to_pay(host, whole, threads, left_out)
   pays = step_ms > least
   if on_host:
@@ -156,6 +166,8 @@ class _Step(NamedTuple):
   """Batches' worth of examples that were left out of them."""
   trained: float
   """Share of a full batch that was trained."""
+  process: float
+  """Milliseconds of all threads since the step before."""
 
 
 class HostClock:
@@ -176,7 +188,8 @@ class HostClock:
     self._steps = collections.deque[_Step](maxlen=_RECENT)
     self._device_ms: list[float] = []
     self._taken, self._skips = 0, False
-    self._stepped = time.thread_time()  # after the last step
+    # After the last step: the processor's time of this thread, and of all.
+    self._stepped, self._process = time.thread_time(), time.process_time()
 
   @contextlib.contextmanager
   def timed(
@@ -198,6 +211,8 @@ class HostClock:
     yield
     now = time.thread_time()
     cpu, spent, self._stepped = now - cpu, now - self._stepped, now
+    in_all = time.process_time()
+    process, self._process = in_all - self._process, in_all
     size = item.batch_size or len(item.batch.labels)
     trained = np.count_nonzero(item.batch.weights) / size
     if alone and trained:
@@ -210,10 +225,10 @@ class HostClock:
     if item.dropped and not self._skips:
       self._skips = True
       if len(self._steps) >= _WHOLE:
-        self.whole = self.host_ms()._replace(choose=0.0)
+        self.whole = self.host_ms()._replace(choose=0.0, score=0.0)
       self._steps.clear()
     host = prepared._replace(step=1e3 * spent)
-    parts = item.seen / size, item.dropped / size, trained
+    parts = item.seen / size, item.dropped / size, trained, 1e3 * process
     self._steps.append(_Step(host, *parts))
 
   @property
@@ -225,28 +240,38 @@ class HostClock:
   def host_ms(self) -> HostMs:
     """Returns medians, and the mean time to choose, of the latest steps."""
     of_read = [
-      (step.host.read / step.read, step.host.choose / step.read)
+      np.array([step.host.read, step.host.choose, step.host.score]) / step.read
       for step in self._steps
       if step.read
     ]
     of_trained = [
-      np.array(step.host[2:]) / step.trained
+      np.array([step.host.find, step.host.plan, step.host.step]) / step.trained
       for step in self._steps
       if step.trained
     ]
-    read, choose = np.sort(of_read, axis=0).T
-    # Every tenth batch may take longer, so a median would leave that out.
-    usual = choose[: len(choose) - int(_RARE * len(choose))]
-    find, plan, step = np.median(of_trained, axis=0)
-    return HostMs(
-      *map(float, (np.median(read), usual.mean(), find, plan, step))
-    )
+    read = float(np.median(of_read, axis=0)[0])
+    _, choose, score = _usual(of_read)
+    find, plan, step = np.median(of_trained, axis=0).tolist()
+    # Threads work ahead, so this step's time is not that of its own batch.
+    process = float(np.median([step.process for step in self._steps]))
+    known, trained = _usual([(sum(s.host), s.trained) for s in self._steps])
+    rest = max(process - known, 0.0) / max(trained, 1e-9)
+    return HostMs(read, choose, find, plan, step, score, rest)
 
   def payoff(self) -> Payoff | None:
     """Returns whether skipping pays. None if too few steps tell."""
     if len(self._steps) < _ALONE or not self._device_ms:
       return None
     host, step_ms = self.host_ms(), float(np.median(self._device_ms))
-    whole = self.whole or host._replace(choose=0.0)
+    whole = self.whole or host._replace(choose=0.0, score=0.0)
     on_host = jax.default_backend() == 'cpu'
     return payoff(host, whole, self.threads, self.left_out, step_ms, on_host)
+
+
+def _usual(columns: Sequence[Any]) -> list[float]:
+  """Returns the means of columns [n, k] without their largest values.
+
+  Every tenth batch may take longer, so a median would leave that out.
+  """
+  ranked = np.sort(columns, axis=0)
+  return ranked[: len(ranked) - int(_RARE * len(ranked))].mean(axis=0).tolist()

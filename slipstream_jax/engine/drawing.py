@@ -99,8 +99,16 @@ def _key(data: Any) -> jax.Array:
   return jax.random.wrap_key_data(data, impl='threefry2x32')
 
 
-def _words(number: int) -> np.ndarray:
-  return np.array([number >> 32, number & 0xFFFFFFFF], np.uint32)
+def _key_of(table: UInt32[jax.Array, '3']) -> jax.Array:
+  """Returns the key of a table."""
+  return jax.random.fold_in(_key(table[:2]), table[2])
+
+
+def _table(seed: int, number: int) -> Any:
+  """Returns the seed's two words and the table's number, u32[3]."""
+  # An argument, so that tables of one dim and one function share a program.
+  words = [seed >> 32, seed & 0xFFFFFFFF, number]
+  return _placed(np.array(words, np.uint32))
 
 
 def _placed(tree: Any) -> Any:
@@ -111,15 +119,14 @@ def _placed(tree: Any) -> Any:
     return to_device(tree, owned=True)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _draw(
   function: DrawFn,
-  number: int,
   dim: int,
-  seed: UInt32[jax.Array, '2'],
+  table: UInt32[jax.Array, '3'],
   rows: UInt32[jax.Array, 'n 2'],
 ) -> Float[jax.Array, 'n _D']:
-  key = jax.random.fold_in(_key(seed), number)
+  key = _key_of(table)
 
   def draw(words: jax.Array) -> jax.Array:
     own = jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
@@ -128,15 +135,13 @@ def _draw(
   return jax.vmap(draw)(rows)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _draw_whole(
   function: DrawFn,
-  number: int,
   shape: tuple[int, int],
-  seed: UInt32[jax.Array, '2'],
+  table: UInt32[jax.Array, '3'],
 ) -> Float[jax.Array, '_R _D']:
-  key = jax.random.fold_in(_key(seed), number)
-  whole: jax.Array = function(key, shape, jnp.float32)
+  whole: jax.Array = function(_key_of(table), shape, jnp.float32)
   return whole
 
 
@@ -147,10 +152,11 @@ def _drawn(
   words = np.zeros((-(-len(rows) // _ROWS) * _ROWS, 2), np.uint32)
   words[: len(rows), 0] = rows >> 32
   words[: len(rows), 1] = rows & 0xFFFFFFFF
-  out, own = np.empty((len(words), dim), np.float32), _placed(_words(seed))
+  out = np.empty((len(words), dim), np.float32)
+  table = _table(seed, number)
   for at in range(0, len(words), _ROWS):
     some = _placed(words[at : at + _ROWS])
-    out[at : at + _ROWS] = to_host(_draw(function, number, dim, own, some))
+    out[at : at + _ROWS] = to_host(_draw(function, dim, table, some))
   return out[: len(rows)]
 
 
@@ -158,8 +164,8 @@ def _whole(
   function: DrawFn, number: int, shape: tuple[int, int], seed: int
 ) -> np.ndarray:
   """Returns all rows of table `number`, f32[R, dim]."""
-  own = _placed(_words(seed))
-  whole: np.ndarray = to_host(_draw_whole(function, number, shape, own))
+  table = _table(seed, number)
+  whole: np.ndarray = to_host(_draw_whole(function, shape, table))
   return whole
 
 

@@ -10,11 +10,11 @@ from jax.profiler import TraceAnnotation
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from slipstream_jax.data.prefetch import OrderedResults
+from slipstream_jax.data.prefetch import OrderedResults, Turns
 from slipstream_jax.engine.clock import HostMs
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
-from slipstream_jax.schedules.base import Schedule, ScheduledBatch
+from slipstream_jax.schedules.base import Emitted, Schedule, ScheduledBatch
 from slipstream_jax.selection.hot import stale_by_group
 from slipstream_jax.store.host_table import (
   row_weights,
@@ -244,11 +244,23 @@ class Planner(NamedTuple):
   prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None
   """Called with each batch's plans, whose rows will be loaded soon."""
 
-  def find_all(
-    self, workers: int
-  ) -> OrderedResults[tuple[ScheduledBatch, HostMs], UniqueBatch]:
+  def find_all(self, workers: int) -> OrderedResults[Any, UniqueBatch]:
     """Returns all batches with their unique rows, found by some threads."""
-    return OrderedResults(_read(self.schedule), self._find, workers)
+    stages = self.schedule.stages() if workers > 1 else None
+    if stages is None:
+      return OrderedResults(_read(self.schedule), self._find, workers)
+
+    def copied(emitted: Emitted) -> UniqueBatch:
+      started = time.thread_time()
+      item = emitted.scheduled()
+      seconds = time.thread_time() - started
+      stages.spend(seconds)
+      read, choose, score = 1e3 * np.array(emitted.spent)
+      spent = HostMs(read, choose, score=score + 1e3 * seconds)
+      return self._find((item, spent))
+
+    turns = Turns(stages.prepare, stages.open_before, stages.take_turn)
+    return OrderedResults(stages.read, copied, workers, turns)
 
   def plan_all(
     self, batches: OrderedResults[Any, UniqueBatch]

@@ -47,11 +47,12 @@ def check_arguments(
   choose(dict.fromkeys(form.CODECS), dtype, 'export, dtype')
   for platform in platforms:
     choose(dict.fromkeys(PLATFORMS), platform, 'export, platforms')
-  for size in batch_sizes or [0]:
+  sizes = [*batch_sizes] if np.iterable(batch_sizes) else []
+  for size in sizes or [None]:
     if not is_whole(size, 1, _MOST_EXAMPLES + 1):
       raise UserError(
-        'batch_sizes must be whole numbers from 1 to 2**24, at least one',
-        got=repr(size) if batch_sizes else 'none',
+        'batch_sizes must be a list of whole numbers from 1 to 2**24',
+        got=repr(size if sizes else batch_sizes),
         where='export, batch_sizes',
         hint='give some, such as 1, 64, 1024',
       )

@@ -21,7 +21,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.formats.avazu import HEX
 from slipstream_jax.formats.criteo import INTEGERS, TABLES
 from slipstream_jax.inputs.arrays import PackedExamples, UnboundExamples
-from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.tables import Table
 from slipstream_jax.training.evaluate import frozen_vocabularies
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.vocabulary.counted import Vocabulary
@@ -131,8 +131,15 @@ def facts_of(
     facts = facts_of_dataset(source.dataset)
     return facts._replace(dense=_dense(columns, source.dataset))
   if isinstance(source, UnboundExamples):
-    words = source.vocabularies(tables, frozen_vocabularies(parts.grown))
-    ids = tuple(_ids_of_table(name, tables, words) for name in tables.tables)
+    frozen = frozen_vocabularies(parts.grown)
+    ids = tuple(
+      _ids_of_table(
+        name,
+        table,
+        source.vocabulary_of(name, tables, f'{_WHERE} {name!r}', frozen),
+      )
+      for name, table in tables.tables.items()
+    )
   else:  # batches of rows
     ids = (TableIds(),) * len(tables.tables)
   return SourceFacts(ids, 'slip.Trainer', _dense(columns, None))
@@ -189,23 +196,8 @@ HEX_TABLES = {'criteo': TABLES, 'terabyte': TABLES, 'avazu': HEX}
 """By format, tables whose ids are hexadecimal digits."""
 
 
-def _ids_of_table(
-  name: str, tables: TableSet, by_feature: Mapping[str, Any]
-) -> TableIds:
-  """Returns a table's vocabulary, from the vocabularies of its features."""
-  table = tables.tables[name]
-  words, *others = [
-    by_feature.get(feature)
-    for feature, one in tables.features.items()
-    if one.table == name
-  ]
-  if any(other is not words for other in others):
-    raise UserError(
-      'features that share a table must share its vocabulary to be exported',
-      got='two vocabularies',
-      where=f'{_WHERE} {name!r}',
-      hint='give one vocabulary by the name of the table',
-    )
+def _ids_of_table(name: str, table: Table, words: Any) -> TableIds:
+  """Returns the vocabulary of a table, from that of the source."""
   if words is None:
     bounded = layout.Vocabulary('bounded', table.vocabulary_size, '')
     return TableIds(bounded) if table.unknown == 'row' else TableIds()

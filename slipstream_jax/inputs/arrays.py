@@ -62,8 +62,15 @@ class Form(NamedTuple):
   """I, or 0 if there are none."""
   dense_columns: dict[str, int | None]
   """As in `Recipe`. Empty if the model does not get them by name."""
-  has_labels: bool
-  """Without labels, examples can be predicted, but not trained on."""
+  labels: int
+  """Labels of an example. Without any, it can only be predicted."""
+  names: ColumnNames
+  """Names of dense features and labels, as far as they have some."""
+
+  @property
+  def has_labels(self) -> bool:
+    """Whether there are labels."""
+    return self.labels > 0
 
 
 class BatchSettings(NamedTuple):
@@ -109,14 +116,35 @@ class UnboundExamples(Bindable):
     same._cut = self._cut._replace(seed=None, pad=True)
     return same
 
-  def vocabularies(
-    self, tables: TableSet, replace: Replace | None = None
-  ) -> Mapping[str, Any]:
-    """Returns the vocabularies of raw ids by feature, if there are any.
+  def vocabulary_of(
+    self, table: str, tables: TableSet, where: str, replace: Replace | None
+  ) -> Any:
+    """Returns the vocabulary of raw ids of a table, or None if ids are rows.
 
-    `replace` is that of `Bindable.bind`.
+    Args:
+      table: its name.
+      tables: all tables.
+      where: names the argument that needs it, for the error.
+      replace: as in `Bindable.bind`.
+
+    Raises:
+      UserError: features of the table have different vocabularies.
     """
-    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
+    rules, _ = words_of(self._rules, tables, replace, WHERE)
+    first, *others = [
+      rules.vocabularies.get(name)
+      for name, feature in tables.features.items()
+      if feature.table == table
+    ]
+    if any(other is not first for other in others):
+      raise UserError(
+        'features that share a table must share its vocabulary to have rows by'
+        ' id',
+        got='two vocabularies',
+        where=where,
+        hint='give one vocabulary by the name of the table',
+      )
+    return first
 
   # Raise an error that says how to get batches.
   def __iter__(self) -> Iterator[Batch]:
@@ -135,7 +163,8 @@ def form_of(numbers: Numbers, by_name: bool = False) -> Form:
   """Returns the facts that a model needs. `by_name`: it gets names, too."""
   width = 0 if numbers.dense is None else numbers.dense.shape[1]
   columns = dict(numbers.names.dense or {}) if by_name else {}
-  return Form(width, columns, numbers.labels is not None)
+  labels = 0 if numbers.labels is None else numbers.labels[:1].size
+  return Form(width, columns, labels, numbers.names)
 
 
 class ArrayExamples(UnboundExamples):
@@ -311,7 +340,11 @@ class PackedExamples(UnboundExamples):
   @property
   def form(self) -> Form:
     """Facts about the examples that a model needs."""
-    return Form(self.dataset.dense_features, {}, has_labels=True)
+    dense, labels = self.dataset.names
+    names = ColumnNames(
+      dict.fromkeys(dense) or None, dict.fromkeys(labels) or None
+    )
+    return Form(self.dataset.dense_features, {}, len(labels) or 1, names)
 
   def row_counts(self) -> Integer[np.ndarray, ' N'] | None:
     """Returns the uses of each row by the examples to train on.

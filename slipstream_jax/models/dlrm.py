@@ -1,4 +1,10 @@
-"""DLRM (arXiv 1906.00091): bottom MLP, dot interaction, top MLP."""
+"""DLRM (arXiv 1906.00091), and the frame that it shares with other models.
+
+The frame has stems, an interaction and a head. The stems turn the dense
+features into one token and each embedding into another. The interaction turns
+these tokens into features. The head is an MLP from the features to the logit.
+A model of one's own is a subclass with another `interact`.
+"""
 
 from collections.abc import Sequence
 
@@ -9,18 +15,16 @@ from jaxtyping import Float
 
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.embedding import stacked
-from slipstream_jax.models.layers import (
-  dot_interaction,
-  MLP,
-  side_by_side,
-  widths_to_logit,
-)
-from slipstream_jax.models.normalization import NORMALIZATIONS
+from slipstream_jax.models.interactions import Dot, Tokens
+from slipstream_jax.models.layers import MLP, side_by_side, widths_to_logit
+from slipstream_jax.models.normalization import Features, NORMALIZATIONS
 from slipstream_jax.types import DenseFeatures, Embeddings
 
 
-class DLRM(nn.Module):
+class TokenModel(nn.Module):
   """Click model over dense features and one embedding per feature.
+
+  By itself its interaction is none: the head sees all tokens as one vector.
 
   Attributes:
     bottom: layer widths over the dense features. The DLRM reference also lists
@@ -63,36 +67,84 @@ class DLRM(nn.Module):
         normalization does not exist, the examples are sequences, or the
         embeddings differ in dim.
     """
-    choose(NORMALIZATIONS, self.normalization, 'DLRM, normalization')
-    rows = stacked(embeddings, 'DLRM')
-    if rows.ndim != 3:
+    name = type(self).__name__
+    choose(NORMALIZATIONS, self.normalization, f'{name}, normalization')
+    rows = stacked(embeddings, name)
+    vectors = rows[..., :-1] if self.first_order else rows
+    self._check(rows.shape, vectors.shape[-1])
+    dense = side_by_side(dense)
+    x = MLP(self.bottom, dtype=self.dtype, name='bottom')(dense)
+    tokens = jnp.concatenate([x[:, None], vectors], axis=1)
+    features = self.interact(x, tokens)
+    if weights is None:
+      weights = jnp.ones(len(features), jnp.float32)
+    features = NORMALIZATIONS[self.normalization](features, weights, train)
+    sizes = widths_to_logit(self.top, f'{name}.top')
+    top = MLP(sizes, False, dtype=self.dtype, name='top')
+    logits = top(features)[:, 0]
+    if self.first_order:
+      logits = logits + rows[..., -1].sum(axis=1)
+    beside = self.beside(dense, tokens)
+    return logits if beside is None else logits + beside
+
+  def interact(self, x: Float[jax.Array, 'B D'], tokens: Tokens) -> Features:
+    """Computes the features that the head sees.
+
+    Args:
+      x: the token of the dense features, f32[B, D].
+      tokens: all tokens, f32[B, M, D]. The first one is `x`.
+
+    Returns:
+      f32[B, W] of any width W.
+    """
+    del x
+    return flat(tokens)
+
+  def beside(
+    self, dense: Float[jax.Array, 'B I'], tokens: Tokens
+  ) -> Float[jax.Array, ' B'] | None:
+    """Computes what is added to the logit of the head, f32[B]. None: nothing.
+
+    Args:
+      dense: dense features, f32[B, I].
+      tokens: as for `interact`.
+    """
+    del dense, tokens
+    return None
+
+  def _check(self, rows: tuple[int, ...], dim: int) -> None:
+    name = type(self).__name__
+    if len(rows) != 3:
       raise UserError(
         'the model needs one pooled embedding per feature, [B, D]',
-        got=list(rows[:, 0].shape),
-        where='DLRM, embeddings',
+        got=[rows[0], *rows[2:]],
+        where=f'{name}, embeddings',
         hint='take TBSM for sequences, or features with another combiner'
         " than 'none'",
       )
-    vectors = rows[..., :-1] if self.first_order else rows
-    if self.bottom[-1] != vectors.shape[-1]:
+    if self.bottom[-1] != dim:
       raise UserError(
         'the bottom MLP must end at the width of the vectors it meets, '
-        f'{vectors.shape[-1]}'
+        f'{dim}'
         + (" (the tables' dim less 1 for first_order)" * self.first_order),
         got=self.bottom[-1],
-        where='DLRM.bottom',
-        hint=f'end it with {vectors.shape[-1]} or change the dim of the tables',
+        where=f'{name}.bottom',
+        hint=f'end it with {dim} or change the dim of the tables',
       )
-    x = MLP(self.bottom, dtype=self.dtype, name='bottom')(side_by_side(dense))
-    interacting = jnp.concatenate([x[:, None], vectors], axis=1)
-    pairs = dot_interaction(interacting.astype(self.dtype))
-    joined = jnp.concatenate([x, pairs], axis=1)
-    if weights is None:
-      weights = jnp.ones(len(joined), jnp.float32)
-    joined = NORMALIZATIONS[self.normalization](joined, weights, train)
-    sizes = widths_to_logit(self.top)
-    top = MLP(sizes, False, dtype=self.dtype, name='top')
-    logits = top(joined)[:, 0]
-    if self.first_order:
-      logits = logits + rows[..., -1].sum(axis=1)
-    return logits
+
+
+def flat(vectors: Float[jax.Array, 'B K E']) -> Features:
+  """Returns all vectors of an example as one, [B, K E]."""
+  return vectors.reshape(len(vectors), -1)
+
+
+class DLRM(TokenModel):
+  """Dot products of all pairs of tokens, beside the dense features' token.
+
+  `TokenModel` has its attributes.
+  """
+
+  def interact(self, x: Float[jax.Array, 'B D'], tokens: Tokens) -> Features:
+    """Returns the dense token and M (M - 1) / 2 products, f32[B, W]."""
+    pairs = Dot()(tokens.astype(self.dtype))
+    return jnp.concatenate([x, flat(pairs)], axis=1)

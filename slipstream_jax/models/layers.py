@@ -1,4 +1,4 @@
-"""Layers that models share: MLP and dot interaction."""
+"""Layers that models share: the MLP, and what it reads."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -7,15 +7,14 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
-import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import DenseFeatures
 
-# Products may be in half precision. Their sums are f32.
-_dot = functools.partial(
+summed_in_f32 = functools.partial(
   jax.lax.dot_general, preferred_element_type=jnp.float32
 )
+"""Matrix product whose factors may be in half precision, with sums in f32."""
 
 
 def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
@@ -26,10 +25,11 @@ def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
   return jnp.concatenate(columns, axis=1)
 
 
-def widths_to_logit(sizes: Sequence[int]) -> tuple[int, ...]:
+def widths_to_logit(sizes: Sequence[int], where: str) -> tuple[int, ...]:
   """Returns the layer widths of an MLP that ends in one logit.
 
   A last width of 1 is the logit's, as in the DLRM reference and TorchRec.
+  `where` names the argument.
 
   Raises:
     UserError: a width below 1, or a hidden layer of width 1.
@@ -41,7 +41,7 @@ def widths_to_logit(sizes: Sequence[int]) -> tuple[int, ...]:
       'hidden layers before the logit must have a width of at least 2, as one'
       ' of 1 passes on one number at most',
       got=list(sizes),
-      where='DLRM.top or TBSM.final',
+      where=where,
       hint='leave it out',
     )
   return (*hidden, 1)
@@ -69,63 +69,8 @@ class MLP(nn.Module):
         kernel_init=nn.initializers.glorot_normal(),
         bias_init=nn.initializers.normal(size**-0.5),
         dtype=self.dtype,
-        dot_general=_dot,
+        dot_general=summed_in_f32,
       )(x)
       if self.activate_last or i + 1 < len(self.sizes):
         x = nn.relu(x)
     return x
-
-
-@functools.cache
-def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns places of pairs j < i in a flat [V, V] matrix, and the inverse.
-
-  That is the place of each pair, i32[P], and the pair at each place, i32[V *
-  V], which is P on the diagonal.
-  """
-  i, j = np.tril_indices(vectors, -1)
-  pair = np.full((vectors, vectors), len(i), np.int32)
-  pair[i, j] = pair[j, i] = np.arange(len(i))
-  return (i * vectors + j).astype(np.int32), pair.reshape(-1)
-
-
-@jax.custom_vjp
-def dot_interaction(
-  vectors: Float[jax.Array, 'B V D'],
-) -> Float[jax.Array, 'B P']:
-  """Computes dot products of all P = V (V - 1) / 2 pairs of vectors, in f32.
-
-  This is DLRM's interaction (arXiv 1906.00091, section 2.1.3). The order of the
-  pairs (i, j), j < i, is that of `np.tril_indices(V, -1)`. The gradient is
-  written by hand: (S + S^T) T, with S the pairs' gradients. The derived one
-  scatters into [B, V, V], which XLA does one element at a time on a CPU.
-  """
-  places, _ = _pairs(vectors.shape[1])
-  products = jnp.einsum(
-    'bvd,bwd->bvw', vectors, vectors, preferred_element_type=jnp.float32
-  )
-  return products.reshape(len(vectors), -1)[:, places]
-
-
-def _forward(
-  vectors: Float[jax.Array, 'B V D'],
-) -> tuple[Float[jax.Array, 'B P'], Float[jax.Array, 'B V D']]:
-  return dot_interaction(vectors), vectors
-
-
-def _backward(
-  vectors: Float[jax.Array, 'B V D'], gradient: Float[jax.Array, 'B P']
-) -> tuple[Float[jax.Array, 'B V D']]:
-  examples, count, _ = vectors.shape
-  _, pair = _pairs(count)
-  # The diagonal reads this 0.
-  with_zero = jnp.pad(gradient, ((0, 0), (0, 1)))
-  symmetric = with_zero[:, pair].reshape(examples, count, count)
-  symmetric = symmetric.astype(vectors.dtype)
-  summed = jnp.einsum(
-    'bvw,bwd->bvd', symmetric, vectors, preferred_element_type=jnp.float32
-  )
-  return (summed.astype(vectors.dtype),)
-
-
-dot_interaction.defvjp(_forward, _backward)

@@ -17,12 +17,8 @@ from jaxtyping import Float
 
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.embedding import stacked
-from slipstream_jax.models.layers import (
-  dot_interaction,
-  MLP,
-  side_by_side,
-  widths_to_logit,
-)
+from slipstream_jax.models.interactions import dot_interaction
+from slipstream_jax.models.layers import MLP, side_by_side, widths_to_logit
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.types import DenseFeatures, Embeddings, RealLookups
 
@@ -122,7 +118,7 @@ class TBSM(nn.Module):
     history = jnp.where(there[:, :-1, None], vectors[:, :-1], 0.0)
     candidate = vectors[:, -1]
     context = self._attend(history, candidate)
-    sizes = widths_to_logit(self.final)
+    sizes = widths_to_logit(self.final, 'TBSM.final')
     last = MLP(sizes, False, dtype=self.dtype, name='final')
     return last(jnp.concatenate([context, candidate], axis=1))[:, 0]
 

@@ -87,6 +87,51 @@ class ScheduledBatch(NamedTuple):
   by then have begun with this batch, or before."""
 
 
+class Spent(NamedTuple):
+  """Seconds of the processor on the batches of the source behind a batch."""
+
+  read: float = 0.0
+  choose: float = 0.0
+  """Choosing, as far as that goes in the order of the source."""
+  score: float = 0.0
+  """Scoring, and what else batches are prepared with."""
+
+
+class Emitted(NamedTuple):
+  """A batch to train whose examples are not copied yet."""
+
+  copy: Callable[[], Batch]
+  """Copies them, in any thread, once."""
+  fields: dict[str, Any]
+  """All other fields of the `ScheduledBatch`."""
+  spent: Spent
+
+  def scheduled(self) -> ScheduledBatch:
+    """Copies the examples."""
+    return ScheduledBatch(self.copy(), **self.fields)
+
+
+class Stages(NamedTuple):
+  """The parts of `Schedule.__next__`, for several threads.
+
+  They give the same batches as `__next__`. `set_state` starts anew.
+  """
+
+  read: Iterator[Any]
+  """Reads batches of the source, then one item that stands for the end. One
+  thread at a time asks it."""
+  open_before: Callable[[Any], int]
+  """Returns how many items before one need not have had their turn when it is
+  prepared."""
+  prepare: Callable[[Any], Any]
+  """Prepares what was read, in any thread."""
+  take_turn: Callable[[Any], list[Emitted]]
+  """Called with each prepared item, in their order. Returns the batches that it
+  completes."""
+  spend: Callable[[float], None]
+  """Adds seconds of copying to `Schedule.seconds`, in any thread."""
+
+
 @runtime_checkable
 class Probe(Protocol):
   """Tells a schedule what rows did. `StepProbe` is the one of training.
@@ -166,6 +211,10 @@ class Schedule(abc.ABC):
   @abc.abstractmethod
   def __next__(self) -> ScheduledBatch:
     """Returns the next batch, some batches before its step is taken."""
+
+  def stages(self) -> Stages | None:
+    """Returns the parts of `__next__`, or None if one thread must do all."""
+    return None
 
   def get_state(self) -> State:
     """Returns the position after the last batch delivered, or at the start."""

@@ -1,14 +1,20 @@
 """Decides once per period what to skip, then chooses example by example."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 import numpy as np
 
+from slipstream_jax.hashing import kernel
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
-from slipstream_jax.schedules.rebatch import corrected, Index, only_hot
-from slipstream_jax.schedules.scored import BatchScorer
+from slipstream_jax.schedules.rebatch import (
+  corrected,
+  hot_pattern,
+  Index,
+  real_examples,
+)
+from slipstream_jax.schedules.scored import BatchScorer, Scored
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
 from slipstream_jax.selection.base import (
@@ -17,6 +23,7 @@ from slipstream_jax.selection.base import (
   ExampleFacts,
   Fit,
   joined,
+  Policy,
   select,
 )
 from slipstream_jax.selection.hot import (
@@ -26,6 +33,7 @@ from slipstream_jax.selection.hot import (
   recount_state,
   renewed,
 )
+from slipstream_jax.selection.policies import SURPRISE
 from slipstream_jax.selection.staleness import (
   check_alpha,
   classify,
@@ -37,6 +45,9 @@ from slipstream_jax.selection.staleness import (
 from slipstream_jax.selection.target import DropTarget
 from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
 
+REFRESH = 10
+"""Batches from one refresh of a scorer's weights to the next, if no policy is
+fitted again."""
 _FIRST = 16  # examples of a batch that tell how many are hot
 
 
@@ -49,8 +60,27 @@ class Decision(NamedTuple):
   """Scale of the policy, from `selection.fit`."""
 
 
+class Prepared(NamedTuple):
+  """A batch of the source before its turn."""
+
+  batch: Batch
+  """Its examples, without padding."""
+  size: int
+  """Its examples, with padding."""
+  scored: Scored | None = None
+  """Scores of a scorer that can be frozen."""
+  hot: Bool[np.ndarray, ' B'] | None = None
+  """Which examples are hot, or seem to be. None where that depends on earlier
+  batches."""
+  uniforms: Float[np.ndarray, ' B'] | None = None
+  """Draws that keep an example or not."""
+
+
 class Chooser:
   """Scores, samples, decides and chooses examples by the settings.
+
+  `prepare` does what needs no earlier choice, in any thread. `choose` goes in
+  the order of the source.
 
   Attributes:
     event: report of the last batch, for the metrics, or None if there is none.
@@ -65,7 +95,17 @@ class Chooser:
     self._alpha_checked = False
     self._decision: Decision | None = None
     cost = float(settings.auto_cost) if settings.finds_drop else None
-    self._scoring = BatchScorer(scorer_named(settings.scorer), hot, cost)
+    self._scoring = BatchScorer(
+      scorer_named(settings.scorer), hot, cost, int(settings.refit) or REFRESH
+    )
+    self._scores = self._mode.drops_examples and self._policy.scored
+    policy = self._policy
+    self._by_error = (
+      policy.measure is SURPRISE.measure
+      and policy.thins_cold
+      and not policy.uniform
+      and policy.correction != 'none'
+    )
     self._sample: list[tuple[Lookups, ExampleFacts]] = []
     asked = settings.target, settings.of_all, int(settings.refit)
     self._target = DropTarget(self._policy, *asked)
@@ -75,49 +115,101 @@ class Chooser:
     # Which hot rows were reassigned since the last window opened.
     self._renewed: Bool[np.ndarray, ' H_and_1'] | None = None
 
-  def choose(
-    self, batch: Batch, phase: str, number: int
-  ) -> tuple[Batch, Index]:
-    """Returns a batch with weights that correct, and which of it to train.
-
-    Args:
-      batch: of the source, without its padding.
-      phase: the name of its phase.
-      number: of the batch in the source, which decides the random draws.
+  def begin(self, batch: Batch) -> None:
+    """Looks at the first batch of the source, before it is prepared.
 
     Raises:
-      UserError: alpha is out of range for such lookups, or an offset cannot
-        correct the labels.
+      UserError: alpha is out of range for such lookups.
     """
     # The number of lookups is known with the first batch.
     if not self._alpha_checked:
       check_alpha(batch.lookups, self._settings.alpha)
       self._alpha_checked = True
-    settings = self._settings
+      if self._scores:
+        self._scoring.begin(batch)
+
+  def open_before(self, number: int, size: int) -> int:
+    """Returns how many batches before one need not be chosen to prepare it.
+
+    Args:
+      number: of the batch in the source, from 0.
+      size: its examples, with padding.
+    """
+    if not self._scores or self._settings.is_over(number):
+      return number
+    return number - self._scoring.refreshed_at(number, size)
+
+  def prepare(self, batch: Batch, number: int) -> Prepared:
+    """Scores the examples of a batch, and draws for them.
+
+    Changes nothing. Batches that are prepared at once have the same bits.
+
+    Args:
+      batch: of the source.
+      number: of the batch in the source, from 0, which decides the draws.
+
+    Raises:
+      UserError: an offset cannot correct the labels, or a scorer failed.
+    """
+    settings, size = self._settings, len(batch.labels)
+    # Most batches pass in one compiled loop, which other threads do not wait
+    # for as for many calls of numpy.
+    all_real, chances, clicks = False, False, False
+    if batch.labels.ndim == 1:
+      all_real, chances, clicks = _kinds_of(batch.weights, batch.labels)
+    if not all_real:
+      batch = real_examples(batch)
     if settings.offsets:
-      check_clicks(batch.labels, 'Batch.labels')
+      if not clicks:
+        check_clicks(batch.labels, 'Batch.labels')
       if batch.offset is None:
         # In all batches of a run, so that one program trains them all.
         none = np.zeros(len(batch.labels), np.float32)
         batch = batch._replace(offset=none)
-    if self._mode.drops_examples and self._policy.needs_clicks:
+    if self._mode.drops_examples and self._policy.needs_clicks and not chances:
       check_chances(batch.labels, 'Batch.labels')
+    if settings.is_over(number) or not self._mode.drops_examples:
+      return Prepared(batch, size)
+    # Seeded by the batch's number, so that resuming draws the same.
+    rng = np.random.default_rng((settings.seed, number + 1))
+    return Prepared(
+      batch,
+      size,
+      self._scoring.score(batch, number, size) if self._scores else None,
+      None if self._recounts else self._is_hot(batch, settings.asks_hot),
+      rng.random(len(batch.labels), np.float32),
+    )
+
+  def choose(
+    self, prepared: Prepared, phase: str, number: int
+  ) -> tuple[Batch, Index]:
+    """Returns a batch with weights that correct, and which of it to train.
+
+    Args:
+      prepared: the next batch of the source.
+      phase: the name of its phase.
+      number: as for `prepare`.
+    """
+    settings, batch = self._settings, prepared.batch
     self.event = None
-    if settings.is_over(number - 1):
+    if settings.is_over(number):
       return batch, None
     if self._recounts:
       period = settings.phases.period
       self._recount = noted(self._recount, batch.lookups, period)
-    scored = self._mode.drops_examples and self._policy.scored
     # A sample to judge rows by must be trained whole. A sample that only fits
     # the scale again need not be.
     skipping = (SKIP,) if self._compares_rows else (SKIP, SETTLE)
     skips = self._mode.drops_examples and phase in skipping
-    if not (scored or skips or phase == SETTLE):
+    if not (self._scores or skips or phase == SETTLE):
       return batch, None
-    # Scored even if nothing is skipped, because the scorer learns from it.
-    scores = self._scoring.learn(batch) if scored else None
-    is_hot = self._is_hot(batch, settings.asks_hot or phase == SETTLE)
+    # Even if nothing is skipped, because the scorer learns from it.
+    scores = None
+    if self._scores:
+      scores = self._scoring.add(batch, prepared.scored, prepared.size)
+    is_hot, whole = prepared.hot, settings.asks_hot or phase == SETTLE
+    if is_hot is None or (whole and not settings.asks_hot):
+      is_hot = self._is_hot(batch, whole)
     none = np.zeros(len(is_hot), np.float32)
     # No row is stale here. If rows are compared, `_facts` finds those that are.
     facts = ExampleFacts(is_hot, none > 0, none, batch.labels, scores)
@@ -129,15 +221,19 @@ class Chooser:
     if self._compares_rows:
       places = self._hot.places(batch.lookups)
       facts = self._facts(places, facts, self._decision.stale)
-    # Seeded by the batch's number, so that resuming draws the same.
-    rng = np.random.default_rng((self._settings.seed, number))
-    uniforms = rng.random(len(batch.labels), np.float32)
-    chosen = select(self._policy, facts, fitted, uniforms)
-    dropped = len(uniforms) - int(np.count_nonzero(chosen.keep))
+    assert prepared.uniforms is not None
+    if self._by_error and 0 < fitted.scale < np.inf:
+      batch, index = _select_by_error(
+        self._policy, batch, facts, fitted, prepared.uniforms
+      )
+    else:
+      chosen = select(self._policy, facts, fitted, prepared.uniforms)
+      batch, index = corrected(batch, chosen)
+    dropped = 0 if index is None else len(is_hot) - len(index)
     short = self._target.count(facts, dropped)
     if short is not None:
       self.event = {'kind': 'missed', **short}
-    return corrected(batch, chosen)
+    return batch, index
 
   def _is_hot(self, batch: Batch, all_of_it: bool) -> Bool[np.ndarray, ' B']:
     """Returns which examples are hot, or only as many as seem to be.
@@ -147,7 +243,7 @@ class Chooser:
     """
     examples = len(batch.labels)
     some = batch.lookups[: examples if all_of_it else _FIRST]
-    return np.resize(only_hot(self._recount.hot, some), examples)
+    return hot_pattern(self._recount.hot, some, examples)
 
   def _fitted(self, decision: Decision) -> Fit:
     """Returns the fit for the next batch, a new one if it is due."""
@@ -308,3 +404,97 @@ class Chooser:
     self.event = None
     self._recount = recount_of(state['recount'], self._hot)
     self.forget()
+
+
+@kernel
+@no_type_check
+def _kinds_of(
+  weights: np.ndarray, labels: np.ndarray
+) -> tuple[bool, bool, bool]:
+  """Whether all weights are above 0, all labels in [0, 1], and all 0 or 1."""
+  real = chances = clicks = True
+  for i in range(len(weights)):
+    real &= weights[i] > 0
+    chances &= (labels[i] >= 0) & (labels[i] <= 1)
+    clicks &= (labels[i] == 0) | (labels[i] == 1)
+  return real, chances, clicks
+
+
+def _select_by_error(
+  policy: Policy,
+  batch: Batch,
+  facts: ExampleFacts,
+  fitted: Fit,
+  uniforms: Float[np.ndarray, ' B'],
+) -> tuple[Batch, Index]:
+  """Does what `select` and `corrected` do for `surprise`, in one loop."""
+  count, by_offset = len(uniforms), policy.correction == 'offset'
+  weights = np.empty(count, np.float32)
+  index, offset = np.empty(count, np.int64), batch.offset
+  added = np.empty(count if by_offset else 0, np.float32)
+  kept = _keep_by_error(
+    facts.scores,
+    batch.labels,
+    batch.weights,
+    uniforms,
+    (fitted.scale, policy.floor, fitted.weight),
+    weights,
+    added,
+    index,
+  )
+  if by_offset:
+    offset = added if offset is None else offset + added
+  batch = batch._replace(weights=weights, offset=offset)
+  return batch, None if kept == count else index[:kept]
+
+
+@kernel
+@no_type_check
+def _keep_by_error(
+  scores: np.ndarray,
+  labels: np.ndarray,
+  weights: np.ndarray,
+  uniforms: np.ndarray,
+  numbers: tuple[float, float, float],
+  out: np.ndarray,
+  offset: np.ndarray,
+  index: np.ndarray,
+) -> int:
+  """Keeps examples with probability clip(scale * |score - label|, floor, 1).
+
+  Args:
+    scores: f32[n]. NaN keeps the example.
+    labels: f32[n].
+    weights: f32[n], before.
+    uniforms: f32[n].
+    numbers: scale, floor, and the weight of what is kept by an offset.
+    out: f32[n], receives the weights. 0 for a dropped example.
+    offset: f32[n], receives the offsets. f32[0] if weights correct.
+    index: i64[n], receives the positions of those kept.
+
+  Returns:
+    How many are kept.
+  """
+  scale, floor, kept_weight = numbers
+  kept = 0
+  for i in range(len(out)):
+    score, label = np.float64(scores[i]), np.float64(labels[i])
+    chance = np.float64(1)
+    if score == score:
+      chance = min(max(scale * abs(score - label), floor), 1.0)
+    if len(offset):
+      other = np.float64(1)
+      if score == score:
+        other = min(max(scale * abs(score - (1 - label)), floor), 1.0)
+      ratio = chance / other if label > 0 else other / chance
+      offset[i] = np.log(ratio)
+    probability = np.float32(chance)
+    # Uniforms are below 1, so probability 1 always keeps.
+    keep = uniforms[i] < probability
+    weight = np.float32(kept_weight)
+    if not len(offset):
+      weight = np.float32(1) / probability
+    out[i] = weights[i] * weight if keep else np.float32(0)
+    index[kept] = i
+    kept += keep
+  return kept

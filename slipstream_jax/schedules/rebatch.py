@@ -1,6 +1,7 @@
 """Queues that cut kept examples into batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import functools
 import math
 from typing import Any, NamedTuple, no_type_check
 
@@ -58,17 +59,34 @@ def _gathered(parts: Sequence[_Part], size: int) -> Batch:
       here, at = out[at : at + part.examples], at + part.examples
       if part.which is None:
         here[...] = column
-      else:  # other modes would copy twice
+      else:  # other modes would copy twice, and a compiled loop is slower
         np.take(column, part.which, axis=0, out=here, mode='clip')
     out[at:] = -1 if lookups else 0
     columns.append(out)
   return Batch(*columns)
 
 
+class _Cut(NamedTuple):
+  """A batch whose examples are not copied yet."""
+
+  parts: Sequence[_Part]
+  size: int
+  """Examples, with padding."""
+  fresh: Int[np.ndarray, ' n'] | None
+  fresh_vectors: Int[np.ndarray, ' n'] | None
+  """These two are fields of the batch."""
+
+  def batch(self) -> Batch:
+    """Copies the examples into a batch."""
+    return _gathered(self.parts, self.size)._replace(
+      fresh=self.fresh, fresh_vectors=self.fresh_vectors
+    )
+
+
 class Rebatcher:
   """A queue that cuts examples into batches of one size, in their order.
 
-  Each example is copied once, when its batch is taken.
+  Each example is copied once, from its batch of the source into its own.
 
   Attributes:
     batch_size: B, of every batch that it returns.
@@ -113,9 +131,13 @@ class Rebatcher:
 
   def take(self) -> Batch:
     """Returns the next batch, padded with examples of weight 0 if needed."""
-    return self._cut(self.batch_size)
+    return self.cut()()
 
-  def _cut(self, size: int) -> Batch:
+  def cut(self) -> Callable[[], Batch]:
+    """Removes the next batch. Returns what copies it, in any thread."""
+    return self._cut(self.batch_size).batch
+
+  def _cut(self, size: int) -> _Cut:
     """Removes the first examples, and returns them as a batch of that size.
 
     Its `fresh` rows are those of every batch put whose first example it has,
@@ -135,9 +157,11 @@ class Rebatcher:
     fresh, self._fresh = self._fresh[now], self._fresh[~now]
     self._before = self._before[~now] - size
     vectors, self._vectors = self._vectors[now], self._vectors[~now]
-    return _gathered(parts, size)._replace(
-      fresh=fresh if len(fresh) else None,
-      fresh_vectors=vectors if (vectors >= 0).any() else None,
+    return _Cut(
+      parts,
+      size,
+      fresh if len(fresh) else None,
+      vectors if (vectors >= 0).any() else None,
     )
 
   def get_state(self) -> dict[str, Any]:
@@ -152,15 +176,27 @@ class Rebatcher:
 
 
 class SingleBatchQueue(Rebatcher):
-  """A queue that returns each batch as it was put. It holds one at most."""
+  """A queue that returns the kept examples of each batch by themselves.
+
+  It holds those of one batch at most.
+  """
+
+  _padded = 0
+
+  def put(
+    self, examples: Batch, index: Index = None, size: int | None = None
+  ) -> None:
+    """Puts those examples of a batch, to be padded to a size. None: not."""
+    super().put(examples, index)
+    self._padded = self.waiting if size is None else size
 
   def ready(self) -> bool:
     """Whether there is a batch."""
     return self.waiting > 0
 
-  def take(self) -> Batch:
-    """Returns the batch, with the fresh rows of batches without examples."""
-    return self._cut(self.waiting)
+  def cut(self) -> Callable[[], Batch]:
+    """Removes the batch, with the fresh rows of batches without examples."""
+    return self._cut(self._padded).batch
 
 
 class PopularFirstQueue(Rebatcher):
@@ -173,9 +209,12 @@ class PopularFirstQueue(Rebatcher):
     super().__init__(batch_size, state)
     self._hot = hot
 
-  def take(self) -> Batch:
-    """Returns the next batch, with its padding last."""
-    batch = super().take()
+  def cut(self) -> Callable[[], Batch]:
+    """Removes the next batch, with its padding last."""
+    return functools.partial(self._in_order, super().cut())
+
+  def _in_order(self, copy: Callable[[], Batch]) -> Batch:
+    batch = copy()
     kind = np.where(is_popular(batch, self._hot), 0, 1)
     kind[batch.weights == 0] = 2
     order = np.argsort(kind, kind='stable')
@@ -236,11 +275,15 @@ class WorkingSetQueue:
 
   def take(self) -> Batch:
     """Returns the next batch of the set, or of all examples at the end."""
+    return self.cut()()
+
+  def cut(self) -> Callable[[], Batch]:
+    """Removes the next batch. Returns what copies it, in any thread."""
     if not self.ready():
-      return self._queues[0 if self._queues[0].waiting else 1].take()
+      return self._queues[0 if self._queues[0].waiting else 1].cut()
     kind = 0 if self._due[0] else 1
     self._due[kind] -= 1
-    return self._queues[kind].take()
+    return self._queues[kind].cut()
 
   def get_state(self) -> dict[str, Any]:
     """Returns all examples, and how many batches are due."""
@@ -260,41 +303,31 @@ SIZES = 8
 compiled for each size that occurs."""
 
 
-def alone(
-  batch: Batch,
-  index: Index,
-  batch_size: int,
-  corrected: bool,
-  multiple: int = 1,
-) -> tuple[Batch, float]:
-  """Copies the kept examples of one batch, padded to a multiple of B / `SIZES`.
+def padded_size(
+  kept: int, seen: int, batch_size: int, corrected: bool, multiple: int = 1
+) -> tuple[int, float]:
+  """Returns the size and scale of a batch of one source batch's kept examples.
 
-  A step divides the sum of its losses by the size of the batch, so the weights
-  must be scaled. If the kept examples represent the dropped ones, the sum is
-  divided by `batch_size`, else by the number of kept examples. A batch of which
-  all is kept does not change.
+  The size is a multiple of B / `SIZES`. A step divides the sum of its losses by
+  the size of the batch, so the weights must be scaled. If the kept examples
+  represent the dropped ones, the sum is divided by `batch_size`, else by the
+  number of kept examples. A batch of which all is kept does not change.
 
   Args:
-    batch: the examples, none of them padding.
-    index: of those that are kept.
+    kept: number of examples that are kept.
+    seen: number of examples, none of them padding.
     batch_size: B, of the source.
     corrected: whether the kept examples represent the dropped ones.
     multiple: divides the size. A divisor of `batch_size`.
 
   Returns:
-    The batch, and its `Scheduled.scale`.
+    The size, and `ScheduledBatch.scale`.
   """
-  part, seen, scale = _Part(batch, index), len(batch.labels), 1.0
-  examples = part.examples
-  if examples in (0, seen):
-    size = batch_size if examples else 0
-  else:
-    eighths = -(-SIZES * examples // batch_size)
-    size = -(-batch_size * eighths // (SIZES * multiple)) * multiple
-    scale = size / batch_size * (1 if corrected else seen / examples)
-  fresh, vectors = batch.fresh, batch.fresh_vectors
-  cut = _gathered([part], size)
-  return cut._replace(fresh=fresh, fresh_vectors=vectors), scale
+  if kept in (0, seen):
+    return batch_size if kept else 0, 1.0
+  eighths = -(-SIZES * kept // batch_size)
+  size = -(-batch_size * eighths // (SIZES * multiple)) * multiple
+  return size, size / batch_size * (1 if corrected else seen / kept)
 
 
 def real_examples(batch: Batch) -> Batch:
@@ -310,8 +343,15 @@ def is_popular(batch: Batch, hot: HotRows) -> Bool[np.ndarray, ' B']:
 
 def only_hot(hot: HotRows, lookups: Lookups) -> Bool[np.ndarray, ' n']:
   """Returns which examples look up only hot rows."""
+  return hot_pattern(hot, lookups, len(lookups))
+
+
+def hot_pattern(
+  hot: HotRows, lookups: Lookups, examples: int
+) -> Bool[np.ndarray, ' examples']:
+  """Returns which examples look up only hot rows, repeated to a number."""
   lists = lookups.reshape(len(lookups), math.prod(lookups.shape[1:]))
-  out = np.empty(len(lists), np.bool_)
+  out = np.empty(examples, np.bool_)
   _only_hot(lists, hot.place, len(hot.rows), out)
   return out
 
@@ -321,13 +361,15 @@ def only_hot(hot: HotRows, lookups: Lookups) -> Bool[np.ndarray, ' n']:
 def _only_hot(
   lists: np.ndarray, place: np.ndarray, cold: int, out: np.ndarray
 ) -> None:
-  for i in range(len(lists)):
+  for i in range(min(len(lists), len(out))):
     out[i] = True
     for k in range(lists.shape[1]):
       row = lists[i, k]
       if row >= 0 and place[row] == cold:
         out[i] = False
         break
+  for i in range(len(lists), len(out)):
+    out[i] = out[i - len(lists)]
 
 
 def positions(batch: Batch, which: Bool[np.ndarray, ' B']) -> Index:

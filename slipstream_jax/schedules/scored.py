@@ -1,13 +1,19 @@
 """Runs a scorer, and reports what its scores are worth: `selection/gain.py`."""
 
-from typing import Any
+from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel
 from slipstream_jax.schedules.base import State
-from slipstream_jax.scoring.base import Scorer, ScorerFn
+from slipstream_jax.scoring.base import (
+  FreezableScorer,
+  FrozenScorer,
+  Scorer,
+  ScorerFn,
+)
 from slipstream_jax.scoring.linear import LinearScorer
 from slipstream_jax.selection import gain
 from slipstream_jax.selection.base import ExampleFacts, fit, Policy, select
@@ -19,8 +25,30 @@ FIRST = 1 << 14
 """Examples before the first report."""
 
 
+EARLY = 1 << 17
+"""First examples, each of which is scored once all before it were learned from.
+A scorer learns most from them, so old weights would cost most."""
+
+
+class Scored(NamedTuple):
+  """Scores of a batch, from weights that were frozen before it."""
+
+  scores: Float[np.ndarray, ' n']
+  """Click probabilities, f32."""
+  counted: gain.Counts
+  """Of one example in `gain.FEWER`."""
+  lag: Float[np.ndarray, '3']
+  """`gain.lag` of these, or zeros where there is no second scorer."""
+
+
 class BatchScorer:
   """A scorer that scores each batch of the source once and learns from it.
+
+  A scorer that can be frozen scores a batch by the weights of the last
+  refresh, which have learned from earlier batches only. Refreshes follow the
+  batches' numbers. So `score` may run in any thread, once all batches before
+  `refreshed_at` were added. Another scorer scores as it learns, in `add`, and
+  so does every scorer for the first `EARLY` examples.
 
   One example in `gain.FEWER` is counted. That tells as much in less time.
   If the drop target is found while training, a second one learns from fewer
@@ -28,7 +56,11 @@ class BatchScorer:
   """
 
   def __init__(
-    self, make: ScorerFn, hot: HotRows, auto_cost: float | None
+    self,
+    make: ScorerFn,
+    hot: HotRows,
+    auto_cost: float | None,
+    every: int = 10,
   ) -> None:
     """Starts without a scorer, which is made when the first batch comes.
 
@@ -37,16 +69,30 @@ class BatchScorer:
       hot: the hot rows.
       auto_cost: share of the log loss that dropping may cost. None: the cost is
         not estimated.
+      every: batches from one refresh of frozen weights to the next.
     """
     self._make, self._hot, self._auto_cost = make, hot, auto_cost
+    self._every = every
     self._reset()
 
   def _reset(self) -> None:
     self._shape: tuple[int, int] | None = None
     self._scorers: tuple[Scorer, ...] = ()
-    self._seen, self._reported = 0, 0
+    self._freezable: tuple[FreezableScorer, ...] = ()  # the same, if they are
+    self._frozen: tuple[FrozenScorer, ...] = ()
+    self._seen, self._batches, self._reported = 0, 0, 0
     self._whole = self._recent = gain.NO_COUNTS
     self._lag = np.zeros(3)
+
+  def refreshed_at(self, number: int, size: int) -> int:
+    """Returns the batch before which the weights for a batch were refreshed.
+
+    Args:
+      number: of the batch in the source, from 0.
+      size: examples of a batch, with its padding.
+    """
+    first = -(-EARLY // size)  # batch that frozen weights score
+    return max(number - number % self._every, first) if number >= first else 0
 
   def learn(self, batch: Batch) -> Float[np.ndarray, ' n']:
     """Returns click probabilities, and learns from every example.
@@ -57,34 +103,100 @@ class BatchScorer:
     Raises:
       UserError: a user's scorer returned no chances.
     """
+    self.begin(batch)
+    size = len(batch.labels)
+    return self.add(batch, self.score(batch, self._batches, size), size)
+
+  def begin(self, batch: Batch) -> None:
+    """Makes the scorer for batches like this one, unless there is one."""
     if self._shape is None:
       self._begin((batch.lookups.shape[1], batch.dense.shape[1]))
+
+  def score(self, batch: Batch, number: int, size: int) -> Scored | None:
+    """Scores a batch by frozen weights. None if it is scored in order.
+
+    Args:
+      batch: without padding.
+      number: as for `refreshed_at`, like the next.
+      size: examples of a batch, with its padding.
+
+    Raises:
+      UserError: a user's scorer returned no chances.
+    """
+    if not self._frozen or number * size < EARLY:
+      return None
+    columns = batch.lookups, batch.dense, batch.labels
+    some = [column[:: gain.FEWER] for column in columns]
+    scores = _checked(self._frozen[0].score(*columns[:2]), len(batch.labels))
+    few, lag = scores[:: gain.FEWER], np.zeros(3)
+    if len(self._frozen) > 1:
+      fewer = _checked(self._frozen[1].score(*some[:2]), len(few))
+      lag = gain.lag(some[-1], few, fewer)
+    counted = np.zeros_like(gain.NO_COUNTS)
+    _tally(some[-1], few, gain.LIMIT, counted)
+    return Scored(scores, counted, lag)
+
+  def add(
+    self, batch: Batch, scored: Scored | None, size: int
+  ) -> Float[np.ndarray, ' n']:
+    """Learns from a batch, and returns its click probabilities.
+
+    Args:
+      batch: the next one of the source, without padding.
+      scored: its `score`.
+      size: its examples, with padding.
+
+    Raises:
+      UserError: a user's scorer returned no chances.
+    """
+    if scored is None:
+      scored = self._score_and_learn(batch)
+    else:
+      self._teach(batch)
+    self._whole = self._whole + scored.counted
+    recent = self._recent + scored.counted
+    self._recent = gain.faded(recent, recent.sum() * gain.FEWER)
+    lagging = self._lag + scored.lag
+    self._lag = gain.faded(lagging, lagging[0] * gain.FEWER)
+    self._seen += len(batch.labels)
+    self._batches += 1
+    if self.refreshed_at(self._batches, size) == self._batches:
+      self._freeze()
+    return scored.scores
+
+  def _teach(self, batch: Batch) -> None:
+    columns = batch.lookups, batch.dense, batch.labels
+    strides = 1, gain.FEWER
+    for scorer, stride in zip(self._freezable, strides, strict=False):
+      scorer.teach(*(column[::stride] for column in columns))
+
+  def _score_and_learn(self, batch: Batch) -> Scored:
     columns = batch.lookups, batch.dense, batch.labels
     scores = _checked(self._scorers[0].learn(*columns), len(batch.labels))
     # By their numbers in the source, not in the batch.
     every = slice(-self._seen % gain.FEWER, None, gain.FEWER)
-    some = [column[every] for column in columns]
-    counted = gain.tally(some[-1], scores[every])
-    self._whole = self._whole + counted
-    recent = self._recent + counted
-    self._recent = gain.faded(recent, recent.sum() * gain.FEWER)
+    some, few, lag = [c[every] for c in columns], scores[every], np.zeros(3)
     if len(self._scorers) > 1:
       fewer = _checked(self._scorers[1].learn(*some), len(some[0]))
-      lagging = self._lag + gain.lag(some[-1], scores[every], fewer)
-      self._lag = gain.faded(lagging, lagging[0] * gain.FEWER)
-    self._seen += len(batch.labels)
-    return scores
+      lag = gain.lag(some[-1], few, fewer)
+    return Scored(scores, gain.tally(some[-1], few), lag)
 
   def _begin(self, shape: tuple[int, int]) -> None:
     of_all = _complete(self._make(self._hot, *shape))
     self._shape, self._scorers = shape, (of_all,)
-    if self._auto_cost is None:
-      return
-    fewer = _complete(self._make(self._hot, *shape))
-    if isinstance(fewer, LinearScorer):
-      # So that it learns from a quarter of what the other one does at any time.
-      fewer = fewer._replace(full=fewer.full // gain.FEWER)
-    self._scorers = of_all, fewer
+    if self._auto_cost is not None:
+      fewer = _complete(self._make(self._hot, *shape))
+      if isinstance(fewer, LinearScorer):
+        # So that it learns from a quarter of what the other one does.
+        fewer = fewer._replace(full=fewer.full // gain.FEWER)
+      self._scorers = of_all, fewer
+    self._freezable = tuple(
+      scorer for scorer in self._scorers if isinstance(scorer, FreezableScorer)
+    )
+    self._freeze()
+
+  def _freeze(self) -> None:
+    self._frozen = tuple(scorer.frozen() for scorer in self._freezable)
 
   def due(self) -> bool:
     """Whether there are enough new examples for another report."""
@@ -138,7 +250,9 @@ class BatchScorer:
     return {
       'shape': list(self._shape),
       'scorers': [scorer.get_state() for scorer in self._scorers],
+      'frozen': [scorer.get_state() for scorer in self._frozen],
       'seen': self._seen,
+      'batches': self._batches,
       'told': self._reported,
       'whole': self._whole,
       'recent': self._recent,
@@ -150,11 +264,22 @@ class BatchScorer:
     self._reset()
     if state is None:
       return
+    if 'frozen' not in state:
+      raise UserError(
+        'a position must have the weights that a scorer scores by',
+        got='one of a version before it',
+        where='BatchScorer.set_state',
+        hint='finish the run with the version that began it, or begin anew',
+      )
     features, dense = state['shape']
     self._begin((features, dense))
     for i, learned in enumerate(state['scorers']):
       self._scorers[i].set_state(learned)
+    self._freeze()
+    for own, saved in zip(self._frozen, state['frozen'], strict=True):
+      own.set_state(saved)
     self._seen, self._reported = state['seen'], state['told']
+    self._batches = state['batches']
     self._whole, self._recent = state['whole'], state['recent']
     self._lag = np.array(state['lag'], np.float64)
 
@@ -190,3 +315,20 @@ def _checked(scores: Any, examples: int) -> Float[np.ndarray, ' n']:
       hint='return what it believed before it learned from each',
     )
   return scores
+
+
+@kernel
+@no_type_check
+def _tally(
+  labels: np.ndarray, scores: np.ndarray, limit: float, out: np.ndarray
+) -> None:
+  """Counts as `gain.tally` does, in one loop, into f64[bins, 2]."""
+  edge, bins = 1 / (1 + np.exp(limit)), len(out)
+  for i in range(len(scores)):
+    chance = np.float64(scores[i])
+    if chance == chance:
+      chance = min(max(chance, edge), 1 - edge)
+      logit = np.log(chance / (1 - chance))
+      at = min(int((logit + limit) / (2 * limit / bins)), bins - 1)
+      out[at, 1] += labels[i]
+      out[at, 0] += 1 - labels[i]

@@ -3,10 +3,17 @@
 It goes through the phases of `phases`. While it skips, it leaves examples out
 by a policy (mode `examples`) or freezes rows (mode `rows`). Decisions depend on
 source, settings and changes of rows alone, never on timing.
+
+A batch of the source is read, prepared (`Chooser.prepare`), gets its turn
+(`Chooser.choose`), and its kept examples are copied into batches. Only the
+first and the third step go in the order of the source. `stages` gives all four
+to the threads that prepare batches. `__next__` does the same in one thread.
 """
 
+from collections.abc import Iterator
+import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
@@ -14,14 +21,17 @@ from slipstream_jax.schedules.base import (
   check_batches,
   check_same,
   Edge,
+  Emitted,
   Probe,
   Regrouping,
   Schedule,
   ScheduledBatch,
   ScheduleSpec,
+  Spent,
+  Stages,
   State,
 )
-from slipstream_jax.schedules.chooser import Chooser
+from slipstream_jax.schedules.chooser import Chooser, Prepared
 from slipstream_jax.schedules.phases import (
   PendingDecision,
   Phase,
@@ -32,9 +42,8 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.rebatch import (
-  alone,
+  padded_size,
   Queue,
-  real_examples,
   Rebatcher,
   SingleBatchQueue,
 )
@@ -86,6 +95,33 @@ def slipstream(
   return ScheduleSpec(make, True, settle, regrouping, settings.offsets)
 
 
+class _Read(NamedTuple):
+  """A batch as it was read, before its turn."""
+
+  batch: Batch | None
+  """None at the end of the source."""
+  number: int
+  """Of the batch in the source, from 0."""
+  before: State
+  """Position of the source before the batch."""
+  after: State
+  """And after it."""
+  counts: bool
+  """Whether its examples may be skipped."""
+  seconds: float
+  """The processor's time that reading took."""
+
+
+class _Ready(NamedTuple):
+  """A batch whose turn may come."""
+
+  read: _Read
+  prepared: Prepared | None
+  """None at the end of the source."""
+  seconds: float
+  """The processor's time that preparing it took."""
+
+
 class Slipstream(Schedule):
   """The schedule that `slipstream` makes from valid settings.
 
@@ -118,7 +154,9 @@ class Slipstream(Schedule):
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
     self._queue: Queue | None = None  # made when the first batch comes
-    self._read = self._emitted = 0
+    # Batches of the source that were read, that had their turn, and batches
+    # emitted since the last whole state.
+    self._taken = self._read = self._emitted = 0
     self._nothing = 0  # batches in a row of which nothing was kept
     self._phased = 0  # batches that phases count
     self._counts = True  # whether the last batch is one of them
@@ -131,7 +169,11 @@ class Slipstream(Schedule):
     # schedule may continue. None where its batches were put in another order.
     self._behind: State | None = None
     self._base: State = {}
-    self._remember(self._note_source())
+    self._after: State = {}
+    self._spent = Spent()
+    self._adding = threading.Lock()
+    self._note(self._source.get_state())
+    self._remember(self._after)
 
   def _new_queue(self, batch_size: int, state: State | None = None) -> Queue:
     if not self._settings.refill:
@@ -145,38 +187,88 @@ class Slipstream(Schedule):
     if empty and self._only_regroups:
       self._remember(self._source.get_state())
     while self._queue is None or not self._queue.ready():
-      if not self._read_one():
+      read = self._read_one()
+      self._commit(self._prepare(read))
+      if read.batch is None:
         if self._queue is None or not self._queue.waiting:
           raise StopIteration
         break  # the rest becomes the last batch, padded
-    marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
-    fields, self._edge = self._edge | self._source.take_edge(), {}
-    self._emitted += 1
-    if self._phases.window and (self._counts or 'closes' in fields):
-      self._count_down()
-    # Rows reassigned by then have begun, or come with this batch as fresh.
-    marks['grown'] = self._note_source().get('vocabularies', {})
-    batch, edge = self._queue.take(), Edge(**fields)
-    return ScheduledBatch(batch, self.get_state(), edge=edge, **marks)
-
-  def _note_source(self) -> State:
-    source: State = self._source.get_state()
-    reorders = self._regrouping is not None and self._regrouping.order
-    self._behind = None if reorders else source
-    return source
-
-  def _read_one(self) -> bool:
-    """Reads a batch of the source into the queue. False if none is left."""
-    position = self._source.get_state()
-    if self._read == self._batches:
-      return False
     started = time.thread_time()
-    batch = next(self._source, None)
-    self.seconds_reading += time.thread_time() - started
-    if batch is None:
-      return False
+    item = self._emit().scheduled()
+    self._spend(time.thread_time() - started)
+    return item
+
+  def stages(self) -> Stages | None:
+    """Returns the parts of `__next__`, for several threads.
+
+    None where the next batch of the source may wait for a step, or may come in
+    an order that does.
+    """
+    if self._phases.window or self._regrouping is not None:
+      return None
+    return Stages(
+      self._read_all(),
+      self._open_before,
+      self._prepare,
+      self._take_turn,
+      self._spend,
+    )
+
+  def _read_all(self) -> Iterator[_Read]:
+    while True:
+      read = self._read_one()
+      yield read
+      if read.batch is None:
+        return
+
+  def _read_one(self) -> _Read:
+    """Reads a batch of the source, maybe ahead of its turn."""
+    before = self._source.get_state()
+    started = time.thread_time()
+    number, batch = self._taken, None
+    if number != self._batches:
+      batch = next(self._source, None)
+    seconds = time.thread_time() - started
+    if batch is not None:
+      self._taken += 1
+      self._chooser.begin(batch)
+    after, counts = self._source.get_state(), self._source.counts
+    return _Read(batch, number, before, after, counts, seconds)
+
+  def _open_before(self, read: _Read) -> int:
+    """Returns how many batches before one need no turn to prepare it."""
+    if read.batch is None:
+      return read.number
+    return self._chooser.open_before(read.number, len(read.batch.labels))
+
+  def _prepare(self, read: _Read) -> _Ready:
+    """Does what needs no choice, in any thread."""
+    if read.batch is None:
+      return _Ready(read, None, 0.0)
+    started = time.thread_time()
+    prepared = self._chooser.prepare(read.batch, read.number)
+    return _Ready(read, prepared, time.thread_time() - started)
+
+  def _take_turn(self, ready: _Ready) -> list[Emitted]:
+    """Commits a batch of the source, and returns the batches it completes."""
+    self._commit(ready)
+    emitted: list[Emitted] = []
+    while self._queue is not None and self._queue.ready():
+      emitted.append(self._emit())
+    ended = ready.read.batch is None
+    if ended and self._queue is not None and self._queue.waiting:
+      emitted.append(self._emit())
+    return emitted
+
+  def _commit(self, ready: _Ready) -> None:
+    """Chooses from the next batch of the source. Goes in their order."""
+    read, started = ready.read, time.thread_time()
+    self._note(read.after)
+    self.seconds_reading += read.seconds
+    if ready.prepared is None:
+      return
     # Examples that look up cold rows only are not skipped.
-    self._counts = self._source.counts
+    self._counts = read.counts
     at = self._phased
     phase = phase_at(self._phases, at) if self._counts else Phase(SKIP)
     if self._settings.is_over(self._read):
@@ -186,11 +278,39 @@ class Slipstream(Schedule):
     due = self._pending is not None and self._pending.left <= 0
     if due:
       self._decide()
-    self._remember_if_due(phase, due, position)
+    self._remember_if_due(phase, due, read.before)
     if self._queue is None:
-      self._queue = self._new_queue(len(batch.labels))
-    self._take_in(real_examples(batch), phase, self._queue)
-    return True
+      self._queue = self._new_queue(ready.prepared.size)
+    self._take_in(ready.prepared, phase, self._queue)
+    turn = time.thread_time() - started
+    self._spend(ready.seconds + turn)
+    spent = Spent(read.seconds, turn, ready.seconds)
+    self._spent = Spent(*map(sum, zip(self._spent, spent, strict=True)))
+
+  def _emit(self) -> Emitted:
+    """Takes the next batch from the queue, without a copy."""
+    assert self._queue is not None
+    marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
+    fields, self._edge = self._edge | self._source.take_edge(), {}
+    self._emitted += 1
+    if self._phases.window and (self._counts or 'closes' in fields):
+      self._count_down()
+    # Rows reassigned by then have begun, or come with this batch as fresh.
+    marks['grown'] = self._after.get('vocabularies', {})
+    copy, spent, self._spent = self._queue.cut(), self._spent, Spent()
+    marks |= {'state': self.get_state(), 'edge': Edge(**fields)}
+    return Emitted(copy, marks, spent)
+
+  def _spend(self, seconds: float) -> None:
+    """Adds the processor's time of one of the threads."""
+    with self._adding:
+      self.seconds += seconds
+
+  def _note(self, source: State) -> None:
+    """Keeps the source's position after the last batch that had its turn."""
+    self._after = source
+    reorders = self._regrouping is not None and self._regrouping.order
+    self._behind = None if reorders else source
 
   # With windows, batches count when they are delivered, because only a step
   # makes the probe answer. Without windows they count when they are read.
@@ -212,38 +332,36 @@ class Slipstream(Schedule):
     assert self._pending is not None
     at = self._pending.window
     moved = self._probe.row_change(at) if self._phases.window else None
-    started = time.thread_time()
     stale, event = self._chooser.decide(moved)
-    self.seconds += time.thread_time() - started
     self._pending = None
     self._tell(**event, seconds_choosing=self.seconds)
     if stale is not None:
       self._edge['stale'], self._frozen = stale, True
 
-  def _take_in(self, batch: Batch, phase: Phase, queue: Queue) -> None:
+  def _take_in(self, prepared: Prepared, phase: Phase, queue: Queue) -> None:
     """Puts the kept examples of a batch of the source into the queue."""
-    started = time.thread_time()
     if phase.samples and not self._phases.window:
       self._chooser.recount()
       self._pending = PendingDecision(self._read, self._settings.phases.settle)
+    number = self._read
     self._read += 1
     self._phased += self._counts
-    self._renew(batch, phase)
+    self._renew(prepared.batch, phase)
     settles = self._pending is not None and self._counts
     name = SETTLE if settles else phase.name
-    batch, index = self._chooser.choose(batch, name, self._read)
-    self.seconds += time.thread_time() - started
+    batch, index = self._chooser.choose(prepared, name, number)
     if (event := self._chooser.event) and 'event' not in self._marks:
       self._tell(**event)
     seen = len(batch.labels)
     trained = seen if index is None else len(index)
-    if not self._settings.refill:
-      size = queue.batch_size
+    if isinstance(queue, SingleBatchQueue):
       corrected = self._settings.chosen_policy.correction != 'none'
-      how = size, corrected, self._multiple
-      (batch, scale), index = alone(batch, index, *how), None
-      self._marks |= {'scale': scale, 'batch_size': size}
-    queue.put(batch, index)
+      how = queue.batch_size, corrected, self._multiple
+      size, scale = padded_size(trained, seen, *how)
+      self._marks |= {'scale': scale, 'batch_size': queue.batch_size}
+      queue.put(batch, index, size)
+    else:
+      queue.put(batch, index)
     self._marks['seen'] += seen
     self._marks['dropped'] += seen - trained
     self._nothing = 0 if trained else self._nothing + 1
@@ -353,12 +471,13 @@ class Slipstream(Schedule):
     if state['batch_size'] is not None:
       self._queue = self._new_queue(state['batch_size'], state['queue'])
     self._read, self._emitted = state['read'], 0
+    self._taken, self._spent = self._read, Spent()
     self._phased = state.get('phased', self._read)
     self._edge, self._marks = dict(state['edge']), dict(state['marks'])
     self._frozen = state['frozen']
     self._pending, self._nothing = None, state['nothing']
     self._chooser.set_state(state['chooser'])
-    self._note_source()
+    self._note(self._source.get_state())
     for _ in range(state['emitted']):
       next(self)
     self._source.resumed()

@@ -1,9 +1,9 @@
 """Interface of a scorer, and the scorers by name.
 
 A scorer predicts the click of every example that a schedule reads, before the
-example is kept or dropped, and learns from all of them. So its scores do not
-depend on the choices. It must be cheap compared with a training step, as it
-scores each example read. It need not be accurate: scores affect variance,
+example is kept or dropped, and learns whether or not it is kept. So its scores
+do not depend on the choices. It must be cheap compared with a training step, as
+it scores each example read. It need not be accurate: scores affect variance,
 never the mean.
 """
 
@@ -51,6 +51,48 @@ class Scorer(Protocol):
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Copies a state from `get_state` of a scorer with the same arguments."""
+    ...
+
+
+@runtime_checkable
+class FrozenScorer(Protocol):
+  """What a scorer knew at one moment. Its arrays do not change."""
+
+  def score(
+    self, lookups: Lookups, dense: Float[np.ndarray, 'n I']
+  ) -> Float[np.ndarray, ' n']:
+    """Returns click probabilities f32[n]. Called by several threads at once."""
+    ...
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what it knows, as numbers and arrays by name."""
+    ...
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Copies a state from `get_state`, before it scores."""
+    ...
+
+
+@runtime_checkable
+class FreezableScorer(Scorer, Protocol):
+  """A scorer that can score apart from learning.
+
+  Then threads score batches by frozen weights at once, and only learning goes
+  in the order of the source. `schedules/scored.py` refreshes the weights after
+  a number of batches.
+  """
+
+  def teach(
+    self,
+    lookups: Lookups,
+    dense: Float[np.ndarray, 'n I'],
+    labels: Float[np.ndarray, ' n'],
+  ) -> None:
+    """Learns as `learn` does, and does not score what it leaves out."""
+    ...
+
+  def frozen(self) -> FrozenScorer:
+    """Returns what it knows now, which scores as `learn` would."""
     ...
 
 

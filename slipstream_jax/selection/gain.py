@@ -44,9 +44,10 @@ import numpy as np
 from slipstream_jax.errors import UserError
 
 _BINS = 512  # of the logits of scores
-_LIMIT = 12.0  # their largest size
-_WIDTH = 2 * _LIMIT / _BINS
-LOGITS = (np.arange(_BINS) + 0.5) * _WIDTH - _LIMIT
+LIMIT = 12.0
+"""Largest size of the logit of a score."""
+_WIDTH = 2 * LIMIT / _BINS
+LOGITS = (np.arange(_BINS) + 0.5) * _WIDTH - LIMIT
 """Middle of each bin, f64[bins]."""
 _BY_BIN = np.logaddexp(0, [LOGITS, -LOGITS]).T  # loss without a click, and with
 RECENT = 1 << 17
@@ -83,7 +84,7 @@ def tally(
   unknown = np.isnan(scores)
   if unknown.any():
     scores, labels = scores[~unknown], labels[~unknown]
-  at = ((logits_of(scores) + _LIMIT) / _WIDTH).astype(np.int64)
+  at = ((logits_of(scores) + LIMIT) / _WIDTH).astype(np.int64)
   at = np.minimum(at, _BINS - 1)
   counts = np.empty((_BINS, 2))
   counts[:, 1] = np.bincount(at, labels, _BINS)
@@ -179,7 +180,7 @@ def errors(
 
 def logits_of(scores: np.ndarray) -> np.ndarray:
   """Returns the logits of scores, f64, within the limit. NaN stays NaN."""
-  edge = 1 / (1 + math.exp(_LIMIT))
+  edge = 1 / (1 + math.exp(LIMIT))
   chance = np.clip(scores.astype(np.float64), edge, 1 - edge)
   return np.log(chance / (1 - chance))
 

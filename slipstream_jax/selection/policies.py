@@ -38,8 +38,10 @@ def _if_negative(measure: np.ndarray, facts: ExampleFacts) -> np.ndarray:
 
 def _error(facts: ExampleFacts) -> np.ndarray:
   """Returns |click probability - label|, inf for unknown scores."""
-  error = abs(np.asarray(facts.scores, np.float64) - facts.labels)
-  return np.where(np.isnan(error), np.inf, error)
+  error = np.asarray(facts.scores, np.float64) - facts.labels
+  np.abs(error, out=error)
+  error[np.isnan(error)] = np.inf
+  return error
 
 
 def _log_loss(facts: ExampleFacts) -> np.ndarray:

@@ -8,10 +8,12 @@ probability:
 
   logit = bias + dense effects + sum of row effects
     + dot products of row factors, one for each pair of neighbouring fields
+    + sums of products of three fields' factors, one for each such triple
 
-Effects and factors are hashes of (teacher seed, global row). The bounded Zipf
-of exponent s over [1, R] is the floor of a power law on [1, R + 1), which has a
-closed quantile function:
+The last part is left out unless the spec has a share for it. Effects and
+factors are hashes of (teacher seed, global row). The bounded Zipf of exponent s
+over [1, R] is the floor of a power law on [1, R + 1), which has a closed
+quantile function:
 
   x(u) = (1 - u (1 - (R + 1)^-a))^(-1/a),  a = s - 1
 
@@ -266,6 +268,26 @@ def _fading_effects(
 
 @kernel
 @no_type_check
+def _triple_effects(
+  model: ClickModel, lookups: np.ndarray, parts: np.ndarray
+) -> None:
+  """Sets the part of the logit due to triples of neighbouring fields.
+
+  A triple is a user's, a context's and an item's field. Other factors than
+  those of pairs keep the parts independent.
+  """
+  parts[3] = 0.0
+  first, second = np.uint64(0), np.uint64(0)
+  for f in range(len(lookups)):
+    factors = hashed(hashed(model.teacher, lookups[f]), 1)
+    if f % 3 == 2:
+      for d in range(4):
+        parts[3] += quarter(first, d) * quarter(second, d) * quarter(factors, d)
+    first, second = second, factors
+
+
+@kernel
+@no_type_check
 def draw(
   model: ClickModel,
   positions: np.ndarray,
@@ -273,7 +295,7 @@ def draw(
   lookups: np.ndarray,
   parts: np.ndarray,
 ) -> None:
-  """Fills f32[n, I], integer[n, F] and f64[n, 3] for n positions."""
+  """Fills f32[n, I], integer[n, F] and f64[n, 3 or 4] for n positions."""
   log_ranks = np.empty(LATENTS)
   latents = np.empty(LATENTS, np.uint64)
   for i in range(len(positions)):
@@ -286,6 +308,8 @@ def draw(
       _fading_effects(model, lookups[i], parts[i])
     else:
       _row_effects(model, lookups[i], parts[i])
+    if parts.shape[1] == 4:
+      _triple_effects(model, lookups[i], parts[i])
 
 
 @kernel
@@ -301,7 +325,7 @@ def click(
   """Fills f64[n] true probabilities and f32[n] labels drawn from them."""
   for i in range(len(positions)):
     logit = weights[0]
-    for part in range(3):
+    for part in range(parts.shape[1]):
       logit += weights[part + 1] * parts[i, part]
     probabilities[i] = 1.0 / (1.0 + np.exp(-logit))
     u = unit(hashed(hashed(key, positions[i]), _LABEL))
@@ -330,25 +354,25 @@ def examples_at(
 def _draw_at(
   spec: SyntheticSpec, positions: np.ndarray
 ) -> tuple[Columns, np.ndarray]:
-  """Returns examples without labels, and parts of their logits, f64[n, 3]."""
+  """Returns examples without labels, and parts of their logits, f64[n, P]."""
   examples = len(positions)
   columns = Columns(
     np.empty((examples, spec.dense_features), np.float32),
     np.empty((examples, len(spec.rows)), row_dtype(sum(spec.rows))),
     np.empty(examples, np.float32),
   )
-  parts = np.empty((examples, 3))
+  parts = np.empty((examples, len(spec.signal)))
   draw(click_model(spec), positions, columns.dense, columns.lookups, parts)
   return columns, parts
 
 
 @functools.lru_cache(maxsize=64)
 def _weights(spec: SyntheticSpec) -> np.ndarray:
-  """Fits the bias and the weight of each part of the logit: f64[4].
+  """Fits the bias and the weight of each of P parts of the logit: f64[1 + P].
 
   Few rows take most lookups, so the random effects of these rows would change
-  base rate and AUC from seed to seed. Four numbers fitted to a reserved part of
-  the stream prevent that. Rounding hides platform differences in the last bits.
+  base rate and AUC from seed to seed. Numbers fitted to a reserved part of the
+  stream prevent that. Rounding hides platform differences in the last bits.
   """
   positions = over_time(
     CALIBRATION_START, _CALIBRATION_EXAMPLES, spec.drift_examples

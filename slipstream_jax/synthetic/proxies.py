@@ -120,6 +120,22 @@ PROXIES = {
     hot_bytes=None,
     hot_examples=None,
   ),
+  # No data set's. Its rows are few enough to be learned from a million
+  # examples, and most of the signal is in products of two and three fields.
+  'planted': Proxy(
+    title='a log with planted interactions',
+    spec=SyntheticSpec(
+      rows=(100, 80, 60) * 4,
+      dense_features=4,
+      skews=(1.0, 1.0, 1.0),
+      own_share=1.0,  # else one field would tell what three multiply to
+      signal=(0.05, 0.15, 0.4, 0.4),
+    ),
+    epoch_examples=1_000_000,
+    profile_examples=100_000,
+    hot_bytes=None,
+    hot_examples=None,
+  ),
 }
 """Proxies by name."""
 

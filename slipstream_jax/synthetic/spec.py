@@ -60,8 +60,9 @@ class SyntheticSpec(NamedTuple):
   """Zipf exponent of fields with far fewer rows than their latent has."""
   own_share: float = 0.01
   """Chance that a field is drawn independently of its latent."""
-  signal: tuple[float, float, float] = (0.2, 0.5, 0.3)
-  """Shares of the logit's variance due to dense features, rows and pairs."""
+  signal: tuple[float, ...] = (0.2, 0.5, 0.3)
+  """Shares of the logit's variance due to dense features, rows, pairs of fields
+  and, if there are four, triples of fields."""
   logit_std: float = 1.45
   """Standard deviation of the true logit. Sets the Bayes AUC."""
   base_rate: float = 0.25
@@ -200,6 +201,7 @@ def _click_rules(spec: SyntheticSpec) -> tuple[_Rule, ...]:
     (0 < spec.field_skew <= 3, 'field_skew', 'be in (0, 3]'),
     (0 <= spec.own_share <= 1, 'own_share', 'be in [0, 1]'),
     (min(spec.signal) >= 0 < sum(spec.signal), 'signal', 'hold shares'),
+    (len(spec.signal) in (3, 4), 'signal', 'hold three or four shares'),
     (0 < spec.logit_std <= 10, 'logit_std', 'be in (0, 10]'),
     (0 <= spec.saturation <= 2, 'saturation', 'be in [0, 2]'),
   )

@@ -71,7 +71,7 @@ def stream_dataset(
   source = functools.partial(stream_batches, examples_at, spec)
   # The population's spec, so that data sets which differ only in the examples'
   # seed share the result.
-  auc, base_rate = _truth(examples_at, spec.population)
+  auc, log_loss, base_rate = _truth(examples_at, spec.population)
   return Dataset(
     name=f'synthetic {spec.title}, seed {spec.seed}',
     sizes=spec.sizes,
@@ -83,6 +83,7 @@ def stream_dataset(
     ),
     profile=functools.partial(source, first=PROFILE_START),
     bayes_auc=auc,
+    bayes_log_loss=log_loss,
     base_rate=base_rate,
   )
 
@@ -141,12 +142,24 @@ def bayes_auc(probabilities: Float[np.ndarray, ' n']) -> float:
   return float(clicks @ below / (clicks.sum() * others.sum()))
 
 
+def bayes_log_loss(probabilities: Float[np.ndarray, ' n']) -> float:
+  """Returns the expected log loss of true click probabilities.
+
+  It is the mean of their entropies, which no model can fall below.
+  """
+  both = np.stack([probabilities, 1 - probabilities])
+  return float(-(both * np.log(np.maximum(both, 1e-300))).sum(0).mean())
+
+
 @functools.lru_cache(maxsize=64)
-def _truth(examples_at: ExamplesAt, spec: Spec) -> tuple[float, float]:
-  """Returns Bayes AUC, to a standard error below 0.001, and click share."""
+def _truth(examples_at: ExamplesAt, spec: Spec) -> tuple[float, float, float]:
+  """Returns Bayes AUC and log loss, and the share of clicks.
+
+  The AUC has a standard error below 0.001.
+  """
   positions = over_time(TRUTH_START, _TRUTH_EXAMPLES, spec.drift_examples)
-  probabilities = examples_at(spec, positions).probabilities
-  return bayes_auc(probabilities), float(probabilities.mean())
+  p = examples_at(spec, positions).probabilities
+  return bayes_auc(p), bayes_log_loss(p), float(p.mean())
 
 
 def over_time(

@@ -5,7 +5,6 @@ import io
 import re
 import sys
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -75,13 +74,6 @@ def test_tensorboard_reads_the_curves_also_after_an_early_stop(tmp_path):
   np.testing.assert_array_equal([np.float32(o.value) for o in losses], wanted)
   seen = read.Scalars('validation/log_loss')
   assert [one.step for one in seen] == [4, 5, 6]
-
-
-@pytest.fixture
-def as_users_run_it():
-  jaxtyping.config.update('jaxtyping_disable', True)
-  yield
-  jaxtyping.config.update('jaxtyping_disable', False)
 
 
 @pytest.mark.usefixtures('as_users_run_it')
@@ -154,6 +146,36 @@ def test_it_is_silent_where_it_should_be(progress, terminal, monkeypatch):
     run(trainer, progress=progress)
     silent = progress is False or terminal is io.StringIO
     assert (text_of(sys.stderr) == '') == silent
+
+
+@pytest.mark.parametrize('progress', [None, False])
+def test_a_notebook_shows_the_bar_and_the_table(progress, monkeypatch):
+  shown, cells = [], []
+
+  class Cell:
+    """What the display of a cell returns, to change it later."""
+
+    def __init__(self, content, **_):
+      cells.append(self)
+      self.update(content)
+
+    def update(self, content):
+      shown.append(content._repr_mimebundle_([], [])['text/plain'])
+
+  monkeypatch.setattr('IPython.display.display', Cell)
+  monkeypatch.setattr('rich.console._is_jupyter', lambda: True)
+  monkeypatch.setattr(sys, 'stderr', io.StringIO())
+  with shop.trainer() as trainer:
+    history = run(trainer, progress=progress)
+  assert sys.stderr.getvalue() == ''
+  if progress is False:
+    assert not shown
+    return
+  count = len(history.losses)
+  assert len(cells) == 3  # the bar, a line, and the table
+  assert f'training  batch {count}/{count}' in shown[-3]
+  assert re.match(rf'{count} steps in 0:\d\d, loss 0\.\d{{4}}\n', shown[-2])
+  assert 'best' in shown[-1]
 
 
 @pytest.mark.usefixtures('as_users_run_it')

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import slip_serve
 import slipstream_jax as slip
 from slipstream_jax.errors import UserError
 from tests.api import shop
@@ -219,3 +220,78 @@ def test_another_optimizer_is_the_reason_that_is_given(tmp_path, case):
     pytest.raises(UserError, match='only into the model and tables it is of'),
   ):
     other.restore(tmp_path)
+
+
+@pytest.mark.usefixtures('as_users_run_it')
+@pytest.mark.parametrize(
+  ('monitor', 'message'),
+  [
+    (slip.auc, 'monitor must map the metrics .*TypeError'),
+    (lambda metrics: -metrics.auc, 'metric is None where'),
+    (lambda metrics: 'low', "could not convert string to float: 'low'"),
+  ],
+)
+def test_a_number_to_watch_that_is_none(monitor, message):
+  clicks = shop.held_out(np.ones_like(shop.CLICKS))  # so there is no AUC
+  with shop.trainer() as trainer:
+    with pytest.raises(UserError, match=message):
+      trainer.train(shop.source(), 2, validation=clicks, monitor=monitor)
+    trainer.train(shop.source(), 2)  # the trainer is as good as before
+
+
+@pytest.mark.usefixtures('as_users_run_it')
+def test_a_class_is_no_callback():
+  with (
+    shop.trainer() as trainer,
+    pytest.raises(UserError, match=r"got <class '.*CSVLog'>"),
+  ):
+    trainer.train(shop.source(), 2, callbacks=[slip.CSVLog])
+
+
+def exported(folder):
+  """An export of a model of users and named items, and its scorer."""
+  names = [f'item {n}' for n in shop.ITEMS]
+  words = slip.Vocabulary.fit(names)
+  ids = {'user': shop.USERS, 'item': names}
+  tables = {'user': slip.Table(60, 4), 'item': slip.Table(words.size, 4)}
+  source = slip.batches(
+    None, ids, shop.CLICKS, batch_size=shop.BATCH, vocabularies={'item': words}
+  )
+  model = slip.Functions(
+    lambda key, dense, embeddings: {},
+    lambda params, dense, embeddings: (
+      embeddings['user'] * embeddings['item']
+    ).sum(1),
+  )
+  with slip.Trainer(model, tables) as trainer:
+    trainer.train(source, 2)
+    for sizes in 8, None, [], [8.0]:
+      with pytest.raises(UserError, match='batch_sizes must be a list'):
+        trainer.export(folder, batch_sizes=sizes)
+    trainer.export(folder, batch_sizes=[1, 8])
+  return slip_serve.load(folder)
+
+
+@pytest.mark.usefixtures('as_users_run_it')
+def test_an_export_asked_as_users_ask(tmp_path):
+  with exported(tmp_path / 'x') as scorer:
+    two = scorer.probabilities(None, {'user': [3, 4], 'item': ['item 1', 'x']})
+    for users, items in (
+      ((3, 4), ('item 1', 'x')),
+      (range(3, 5), np.array(['item 1', 'x'])),
+      ((n for n in (3, 4)), [['item 1'], ['x']]),
+      (np.array([[3], [4]]), ['item 1', 'never seen']),
+    ):
+      ids = {'user': users, 'item': items}
+      np.testing.assert_array_equal(scorer.probabilities(None, ids), two)
+    nobody = {'user': [], 'item': []}
+    assert scorer.probabilities(None, nobody).shape == (0,)
+    for user, item, got in (
+      (3, ['item 1'], 'got 3'),
+      # Not a character per example.
+      ([3, 4, 5, 6], 'item', "'item' must be a list .* got 'item'"),
+      ([3], None, 'got None'),
+      ([3], {'name': 1}, 'got {'),
+    ):
+      with pytest.raises(slip_serve.ServeError, match=got):
+        scorer.probabilities(None, {'user': user, 'item': item})

@@ -1,6 +1,5 @@
 """`train` in passes, validated, stopped early: as a user would write it."""
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -10,14 +9,6 @@ from slipstream_jax.errors import UserError
 from tests.api import shop
 
 PASS = 20  # full batches in a shuffled pass without end
-
-
-@pytest.fixture
-def as_users_run_it():
-  """Without the types checked, which only our own tests turn on."""
-  jaxtyping.config.update('jaxtyping_disable', True)
-  yield
-  jaxtyping.config.update('jaxtyping_disable', False)
 
 
 def column_batches(**arguments):
@@ -146,6 +137,61 @@ def test_any_held_out_source_that_can_be_read_again(held_out):
 def unknown_ids():
   ids = shop.IDS | {'user': np.where(shop.USERS == 3, 60, shop.USERS)}
   return slip.batches(shop.DENSE, ids, shop.CLICKS, batch_size=16, epochs=1)
+
+
+def narrow():
+  for one in shop.dicts(2):
+    yield one | {'dense': one['dense'][:, :2]}
+
+
+def with_dense(values):
+  ids, clicks = shop.IDS, shop.CLICKS
+  return slip.batches(values, ids, clicks, batch_size=16, epochs=1)
+
+
+def by_name(names, label='label', **dense):
+  """Held-out examples of the columns of `dense`, in a frame."""
+  columns = {'user': [1, 2], 'item': [1, 2], label: [0, 1]} | dense
+  return slip.batches(columns, batch_size=2, epochs=1, dense=names, label=label)
+
+
+NAMED = by_name(['age', 'hour'], age=[3, 4], hour=[5, 6])
+
+
+@pytest.mark.parametrize(
+  ('source', 'validation', 'message'),
+  [
+    (
+      shop.source(),
+      slip.batches(
+        shop.DENSE[:, :2], shop.IDS, shop.CLICKS, batch_size=16, epochs=1
+      ),
+      'must have the dense features .* got 2 in place of 3',
+    ),
+    (
+      shop.source(),
+      with_dense(None),
+      'must have the dense features .* got 0 in place of 3',
+    ),
+    (
+      shop.source(),
+      shop.held_out(np.stack([shop.CLICKS] * 2, axis=1)),
+      'must have the labels .* got 2 in place of 1',
+    ),
+    ([*shop.dicts(5)], [*narrow()], 'must have the dense features'),
+    (NAMED, by_name(['age', 'day'], age=[3, 4], day=[5, 6]), "'day'"),
+    (NAMED, by_name(['age'], age=[3, 4]), "'hour'"),
+  ],
+)
+@pytest.mark.usefixtures('as_users_run_it')
+def test_other_columns_to_validate_on_are_named_before_any_step(
+  source, validation, message
+):
+  with shop.trainer() as trainer:
+    with pytest.raises(UserError, match=message):
+      trainer.train(source, 1, validation=validation)
+    with pytest.raises(UserError, match='when its first source comes'):
+      trainer.parts  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from slipstream_jax.data.prefetch import ahead, OrderedResults, Worker
+from slipstream_jax.data.prefetch import (
+  ahead,
+  OrderedResults,
+  Turns,
+  Worker,
+)
 from tests.support import programs
 from tests.support.watchdog import watchdog
 
@@ -160,6 +165,53 @@ def test_it_is_map_whatever_takes_how_long(
       next(results)
     results.close()
     results.close()
+
+
+@settings(max_examples=25)
+@given(
+  count=st.integers(0, 40),
+  threads=st.integers(2, 6),
+  naps=st.lists(st.integers(0, 3), min_size=40, max_size=40),
+  opens=st.integers(0, 5),
+  fails=st.none() | st.tuples(st.sampled_from('pt'), st.integers(0, 40)),
+)
+def test_items_take_turns_in_their_order(count, threads, naps, opens, fails):
+  """Each is prepared once enough before it have had their turn."""
+  turned = []
+
+  def at_once(item):
+    return min(item, item % (opens + 1))
+
+  def prepare(item):
+    assert item - at_once(item) <= len(turned)
+    time.sleep(naps[item] * 1e-4)
+    if fails == ('p', item):
+      raise Failure('of preparing')
+    return item
+
+  def take(item):
+    assert item == len(turned)
+    if fails == ('t', item):
+      raise Failure('of a turn')
+    turned.append(item)
+    return [item] * (item % 3)
+
+  def function(item):
+    time.sleep(naps[-item] * 1e-4)
+    return -item
+
+  turns = Turns(prepare, at_once, take)
+  results = OrderedResults(iter(range(count)), function, threads, turns)
+  good = count if fails is None else min(count, fails[1])
+  expected = [-item for item in range(good) for _ in range(item % 3)]
+  with watchdog():
+    assert list(itertools.islice(results, len(expected))) == expected
+    if good < count:
+      with pytest.raises(Failure):
+        next(results)
+    assert next(results, None) is None
+    results.close()
+  assert turned == list(range(good))
 
 
 def test_after_an_error_nothing_comes():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.models.dlrm import DLRM
-from slipstream_jax.models.layers import dot_interaction
+from slipstream_jax.models.interactions import dot_interaction
 from tests.support.oracles import mlp
 
 

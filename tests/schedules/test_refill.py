@@ -12,7 +12,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.rebatch import (
-  alone,
+  padded_size,
   real_examples,
   Rebatcher,
   SingleBatchQueue,
@@ -31,6 +31,14 @@ from tests.support import small
 from tests.support.schedule_bench import cut, examples, run, same, Stream
 
 PHASES = Phases(2, 4, 3, 13)
+
+
+def alone(batch, index, size, *how):
+  """The kept examples of a batch by themselves, and the scale of the step."""
+  padded, scale = padded_size(len(index), len(batch.labels), size, *how)
+  queue = SingleBatchQueue(size)
+  queue.put(batch, index, padded)
+  return queue.take(), scale
 
 
 @given(st.integers(1, 300), st.data(), st.booleans(), st.floats(0.1, 20))

@@ -2,18 +2,21 @@
 
 from unittest import mock
 
+from hypothesis import given
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.schedules import scored
+from slipstream_jax.schedules import chooser, scored
 from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.rebatch import corrected
 from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import in_words, scorer_named, SCORERS
 from slipstream_jax.scoring.linear import EVERY, FULL, START
 from slipstream_jax.selection import gain
-from slipstream_jax.selection.base import ExampleFacts
+from slipstream_jax.selection.base import ExampleFacts, Fit, select
 from slipstream_jax.selection.policies import policy_named
 from slipstream_jax.types import Batch
 from tests.support.schedule_bench import cut, examples, HOT_ROWS, run, Stream
@@ -50,7 +53,7 @@ def test_resuming_after_every_batch(scorer, drop):
   """With targets that change: where little is known, chance finds them."""
   batches = cut(examples(np.ones(100)), 4)
   settings = Skip(drop, phases=PHASES, refit=2, scorer=scorer, auto_cost=0.5)
-  patches = mock.patch.multiple(scored, FIRST=20)
+  patches = mock.patch.multiple(scored, FIRST=20, EARLY=60)
   found = mock.patch.object(
     BatchScorer,
     'may_drop',
@@ -68,6 +71,26 @@ def test_resuming_after_every_batch(scorer, drop):
     }
     assert len(drops) > 2 if drop == 'auto' else not drops
     assert_resumes(lambda: Stream(batches, 2), settings, whole, whole.positions)
+
+
+@pytest.mark.parametrize('at', [8, 9, 12, 30, 34])
+def test_frozen_weights_know_the_batches_before_their_refresh(at):
+  """And no others, though their labels were learned from since."""
+  whole = examples(np.ones(160))
+  batches = cut(whole, 4)
+  with mock.patch.object(scored, 'EARLY', 30):
+    scoring = BatchScorer(scorer_named('linear'), HOT_ROWS, None, every=5)
+    for batch in batches[:at]:
+      scoring.learn(batch)
+    known = scoring.refreshed_at(at, 4)
+    scores = scoring.learn(batches[at])
+  # Once 30 examples are known, after 8 batches, every fifth one refreshes.
+  assert known == {8: 8, 9: 8, 12: 10, 30: 30, 34: 30}[at]
+  scorer = scorer_named('linear')(HOT_ROWS, 3, 2)
+  for batch in batches[:known]:
+    scorer.learn(batch.lookups, batch.dense, batch.labels)
+  columns = batches[at].lookups, batches[at].dense
+  np.testing.assert_array_equal(scores, scorer.frozen().score(*columns))
 
 
 def test_the_second_linear_scorer_learns_from_a_quarter():
@@ -194,3 +217,40 @@ def test_a_scorer_has_the_same_name_in_every_process():
   words = Skip(scorer=SCORERS['pairs']).in_words()
   assert words == Skip(scorer='pairs').in_words()
   assert Skip(drop='auto').in_words() != words
+
+
+@given(
+  st.integers(0, 99),
+  st.sampled_from(['surprise', 'surprise_offset', 'local_case_control']),
+  st.floats(0.1, 20),
+  st.booleans(),
+)
+def test_one_loop_selects_what_the_policy_says(seed, name, scale, offset):
+  """Scores that are not known among them."""
+  rng, policy = np.random.default_rng(seed), policy_named(name)
+  batch = examples(rng.uniform(0.5, 2, 90), seed, offset=offset)
+  scores, uniforms = rng.random((2, 90), np.float32)
+  scores[rng.random(90) < 0.1] = np.nan
+  share = np.zeros(90, np.float32)
+  facts = ExampleFacts(share == 0, share > 0, share, batch.labels, scores)
+  fitted = Fit(scale, weight=1.25)
+  expected = select(policy, facts, fitted, uniforms)
+  wanted, index = corrected(batch, expected)
+  arguments = batch, facts, fitted, uniforms
+  found, kept = chooser._select_by_error(policy, *arguments)
+  np.testing.assert_array_equal(kept, index)
+  np.testing.assert_array_equal(found.weights, wanted.weights)
+  if wanted.offset is None:
+    assert found.offset is None
+  else:
+    np.testing.assert_allclose(found.offset, wanted.offset, rtol=1e-6)
+
+
+def test_one_loop_counts_what_the_estimates_count():
+  rng = np.random.default_rng(0)
+  labels = (rng.random(5000) < 0.3).astype(np.float32)
+  scores = rng.random(5000, np.float32) ** 8
+  scores[::50] = np.nan
+  out = np.zeros_like(gain.NO_COUNTS)
+  scored._tally(labels, scores, gain.LIMIT, out)
+  np.testing.assert_array_equal(out, gain.tally(labels, scores))

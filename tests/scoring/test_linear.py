@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.scoring.linear import EVERY, LinearScorer, RATE, START
+from slipstream_jax.scoring.linear import EVERY, LinearScorer, RATE, START, UNIT
 
 N, F, I, BITS = 40, 4, 3, 5  # noqa: E741
 
@@ -82,6 +82,35 @@ def test_scores_and_updates_equal_float64(seed, length, first, full, cut):
   np.testing.assert_allclose(weight, oracle.weight, atol=1e-5)
   squares = np.concatenate([scorer.squares, scorer.dense[:, 1]])
   np.testing.assert_allclose(squares, oracle.squares, rtol=1e-5)
+
+
+@given(
+  st.integers(0, 99),
+  st.sampled_from([None, 1, 3]),
+  st.sampled_from([0, 1 << 31, 1 << 33]),
+)
+def test_frozen_weights_score_as_the_scorer_does(seed, length, first):
+  scorer, examples = made(seed, 60, length, first)
+  scorer.learn(*examples)
+  frozen, known = scorer.frozen(), scorer.get_state()
+  scores = frozen.score(*examples[:2])
+  assert scores.dtype == np.float32
+  # Weights are rounded to `UNIT`. Frozen ones do not learn.
+  oracle = Oracle()
+  oracle.weight = np.concatenate([known['rows'], known['dense'][:, 0]])
+  expected = [oracle.score(*one) for one in zip(*examples[:2], strict=True)]
+  np.testing.assert_allclose(scores, expected, atol=F * UNIT)
+  scorer.learn(*examples)
+  np.testing.assert_array_equal(scores, frozen.score(*examples[:2]))
+
+
+def test_teaching_learns_what_learning_does():
+  one, examples = made(1, 60, full=10)
+  other, _ = made(1, 60, full=10)
+  one.learn(*examples)
+  other.teach(*examples)
+  for name, array in one.get_state().items():
+    np.testing.assert_array_equal(array, other.get_state()[name])
 
 
 @pytest.mark.parametrize('dtype', [np.int32, np.int64])

@@ -1,5 +1,6 @@
 """The example server: what it answers, and what it refuses."""
 
+import contextlib
 import json
 import random
 import signal
@@ -102,6 +103,42 @@ def test_who_sends_more_than_it_may_still_gets_the_answer(serving):
     # The second is two requests at once: the first is answered.
     request = posted(body) if body != BODY else posted(BODY) * 2
     assert answered(serving[1], request)[0] == (200 if body == BODY else 413)
+
+
+@pytest.mark.parametrize(
+  'request_',
+  [
+    looked('/'),
+    looked('/', 'HEAD'),
+    looked('/none'),
+    posted(BODY),
+    posted(b'{}'),
+    posted(BODY, **{'Content-Type': 'text/plain'}),
+    posted(BODY, **{'Content-Length': None}),
+    posted(BODY, **{'Content-Length': str(app.MOST_BYTES + 1)}),
+    posted(BODY, **{'Content-Length': 'x'}),
+    b'GET / HTTP/1.0\r\n\r\n',
+    b'A' * 20_000,
+  ],
+  ids=range(11),
+)
+def test_bytes_after_the_answer_do_not_reset_the_connection(serving, request_):
+  with socket.create_connection(serving[1], timeout=60) as connection:
+    connection.sendall(request_)
+    assert b''.join(iter(lambda: connection.recv(1 << 16), b''))
+    for _ in range(3):  # the second one fails if the first was answered so
+      connection.sendall(BODY)
+      time.sleep(0.01)
+
+
+def test_a_client_that_never_stops_is_given_up(serving, monkeypatch):
+  monkeypatch.setattr(server, '_MOST_DROPPED', 1 << 20)
+  monkeypatch.setattr(server, '_LINGER_S', 60)
+  with watchdog(), socket.create_connection(serving[1]) as connection:
+    connection.sendall(looked('/'))
+    with contextlib.suppress(ConnectionError):
+      while True:
+        connection.sendall(bytes(1 << 16))
 
 
 def test_a_head_is_that_of_the_whole_answer(serving):

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from experiments.bench import clients
 from experiments.common.progress import Bar
-from slip_serve import __main__, app, server
+from slip_serve import __main__, app, batching, server
 from slip_serve.scorer import Scorer
 import slipstream_jax as slip
 from slipstream_jax.errors import UserError
@@ -85,11 +85,18 @@ class Running:
     self.server.stop()
     self.thread.join()
 
+  def wait(self):
+    """Returns once it can score."""
+    with watchdog():
+      while ask(f'{self.url}/health')[0] == 503:
+        time.sleep(0.01)
+
 
 @pytest.fixture(scope='module')
 def running(folder):
   with Scorer(folder) as scorer, Running(scorer) as one:
     one.scorer = scorer
+    one.wait()
     yield one
 
 
@@ -237,6 +244,35 @@ def test_a_connection_answers_several_requests(running):
       assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.parametrize('memory', ['dram', 'mmap', 'ssd'])
+def test_a_quick_request_alone_is_scored_without_another_thread(
+  folder, monkeypatch, memory
+):
+  threads = []
+  with Scorer(folder, memory) as scorer, Running(scorer) as one:
+    one.wait()
+    alone = scorer.predictions
+
+    def seen(*given):
+      threads.append(threading.current_thread())
+      return alone(*given)
+
+    monkeypatch.setattr(scorer, 'predictions', seen)
+    batcher = one.server._app.state.batcher
+    many = {name: values * 8 for name, values in GOOD['ids'].items()}
+    dense = {'age': GOOD['dense']['age'] * 8}
+    for seconds in 1e-9, 1.0:
+      monkeypatch.setattr(batcher, '_seconds', {1: 1e-9, 16: seconds})
+      code, answer, _ = ask(f'{one.url}/score', GOOD)
+      assert code == 200
+      expected = alone(GOOD['dense'], GOOD['ids']).tolist()
+      assert answer['probabilities'] == expected
+      assert ask(f'{one.url}/score', {'ids': many, 'dense': dense})[0] == 200
+    assert batcher.requests == batcher.batches == 4
+    own = one.thread if memory == 'dram' else batcher._thread
+    assert threads == [own, own, batcher._thread, batcher._thread]
+
+
 def test_requests_that_wait_are_scored_together(running, monkeypatch):
   scorer, go, at_work = running.scorer, threading.Event(), threading.Event()
   alone = scorer.predictions
@@ -284,6 +320,7 @@ def test_more_requests_than_may_wait_are_told_to_come_again(
 ):
   go, full = threading.Event(), threading.Semaphore(0)
   monkeypatch.setattr(app, 'MOST_REQUESTS', 2)
+  monkeypatch.setattr(batching, 'QUICK_S', -1)  # so that no request is alone
   alone = running.scorer.predictions
   monkeypatch.setattr(
     running.scorer,
@@ -408,6 +445,7 @@ def test_the_last_answer_on_a_connection_says_that_it_closes(
   folder, monkeypatch
 ):
   go, at_work = threading.Event(), threading.Event()
+  monkeypatch.setattr(batching, 'QUICK_S', -1)
   with Scorer(folder) as scorer, Running(scorer) as one:
     alone = scorer.predictions
 

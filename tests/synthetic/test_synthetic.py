@@ -102,6 +102,44 @@ def test_bayes_auc_is_the_weight_of_ordered_pairs():
   assert bayes_auc(p) == pytest.approx(expected, abs=1e-12)
 
 
+def test_bayes_log_loss_is_that_of_the_true_probabilities():
+  data = stream_dataset(examples_at, SMALL, 1 << 10)
+  columns, p = examples_at(SMALL, TEST_START + np.arange(1 << 17))
+  losses = -np.log(np.where(columns.labels == 1, p, 1 - p))
+  error = losses.std() / len(losses) ** 0.5
+  assert losses.mean() == pytest.approx(data.bayes_log_loss, abs=4 * error)
+
+
+def test_a_fourth_share_is_that_of_triples():
+  """Four products of three factors, each of one field, and a bias."""
+  rows, examples = (7, 4, 3), np.arange(1 << 16)
+  flat = SyntheticSpec(
+    rows, 1, skews=(0.01,) * 3, own_share=1.0, signal=(0.0, 0.0, 0.0, 1.0)
+  )
+  columns, p = examples_at(flat, examples)
+  at = tuple((columns.lookups - offsets(rows)[:-1]).T)
+  logits = np.full(rows, np.nan)
+  logits[at] = np.log(p / (1 - p))
+  np.testing.assert_allclose(logits[at], np.log(p / (1 - p)))  # of rows alone
+  sizes = np.linalg.svd(logits.reshape(7, 12), compute_uv=False)
+  assert sizes[4] > 0.1 > 1e-9 > sizes[5]
+  assert logits.std(axis=2).min() > 0  # no field is left out
+  pairs = flat._replace(signal=(0.0, 0.0, 1.0))
+  columns, p = examples_at(pairs, examples)
+  for row in range(28):  # the only pair is that of the first two fields
+    of_pair = (columns.lookups[:, 0] * 4 + columns.lookups[:, 1] - 7) == row
+    assert np.ptp(p[of_pair]) < 1e-9
+
+
+def test_a_share_of_zero_changes_nothing():
+  ours, theirs = (
+    examples_at(SMALL._replace(signal=signal), np.arange(999))
+    for signal in ((0.2, 0.5, 0.3, 0.0), (0.2, 0.5, 0.3))
+  )
+  np.testing.assert_allclose(ours.probabilities, theirs.probabilities)
+  np.testing.assert_array_equal(ours.columns.lookups, theirs.columns.lookups)
+
+
 def click_rates(spec, field, top):
   """True click rate of the first `top` rows of a table."""
   columns, probabilities = examples_at(spec, np.arange(1 << 17))

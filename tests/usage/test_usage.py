@@ -49,6 +49,7 @@ PROGRAMS = {  # and whether they take a config
   'doctor.__main__': True,
   'report.__main__': False,
   'reproduce.__main__': False,
+  'zoo.__main__': True,
 }
 CONFIGS = [avazu, criteo, movielens, taobao, terabyte, tfds]
 # ml_collections loads files in a way that will be gone some day.

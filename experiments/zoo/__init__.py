@@ -1,0 +1,1 @@
+"""Trains models that differ in their interactions, side by side."""

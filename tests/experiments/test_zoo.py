@@ -1,0 +1,172 @@
+"""The models that configs name, and the program that compares them."""
+
+import csv
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from configs import common, criteo, taobao, terabyte
+from experiments.common import cli, datasets
+from experiments.common.models import model_of
+from experiments.zoo import job, page
+from tests.support.runs import assert_one_sentence, changed
+
+SMALL = {
+  'data.batch_size': 64,
+  'data.test_examples': 256,
+  'eval.batch_size': 128,
+  'model.bottom': (16,),
+  'model.top': (4,),
+}
+TWO = 'dlrm', 'deepfm'
+CONFIGS = {
+  **{name: criteo.get_config(name).model for name in ('planted', *common.ZOO)},
+  'mlperf': terabyte.get_config('dcn').model,
+}
+
+
+def sizes_of(model, dense=13, features=26):
+  """Elements of each parameter, by its path."""
+  rows = {
+    f'C{i}': np.zeros((2, model.dim), np.float32) for i in range(features)
+  }
+  shapes = jax.eval_shape(
+    lambda *x: model_of(model).init(jax.random.key(0), *x),
+    np.zeros((2, dense), np.float32),
+    rows,
+  )
+  leaves = jax.tree.leaves_with_path(shapes['params'])
+  return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_a_config_makes_the_model_that_it_names(name):
+  sizes = sizes_of(CONFIGS[name])
+  kind = type(model_of(CONFIGS[name])).__name__.lower()
+  assert kind == {'planted': 'dlrm', 'mlperf': 'dcn'}.get(
+    name, name.replace('_', '')
+  )
+  assert any('top' in path for path in sizes)
+  assert any('wide' in path for path in sizes) == (
+    name in ('deepfm', 'wide_deep')
+  )
+
+
+@pytest.mark.parametrize('name', ['sasrec', 'hstu'])
+def test_a_config_makes_a_model_of_sequences(name):
+  model = model_of(taobao.get_config(name).model)
+  assert type(model).__name__.lower() == name
+  assert (model.blocks, model.heads, model.top) == (2, 2, (64,))
+
+
+def test_the_layers_of_dlrm_dcnv2():
+  """As in MLPerf's reference: 27 vectors of 128, three crosses of rank 512."""
+  sizes = sizes_of(CONFIGS['mlperf'])
+  crosses = [shape for path, shape in sizes.items() if 'cross' in path]
+  width = 27 * 128
+  assert crosses.count((width, 512)) == crosses.count((512, width)) == 3
+  assert crosses.count((width,)) == 3
+  assert len(crosses) == 9
+  kernels = [s for p, s in sizes.items() if 'top' in p and len(s) == 2]
+  wide = [width, 1024, 1024, 512, 256, 1]
+  assert kernels == [*itertools.pairwise(wide)]
+
+
+def zoo(workdir, config=None, rates=('3',), **more):
+  config = config or changed(criteo.get_config('planted'), SMALL)
+  given = {'data': None, 'family': 'clicks', 'seeds': 2, 'steps': 6} | more
+  return cli.guarded(
+    lambda: job.zoo(config, rates=rates, workdir=str(workdir), **given)
+  )
+
+
+def test_a_stopped_zoo_continues_and_writes_a_page(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setitem(job.FAMILIES, 'clicks', {n: job.Entry(n) for n in TWO})
+  measure, ran = job.measure, []
+
+  def stopping(config, cell, *rest):
+    if len(ran) == 2:
+      raise KeyboardInterrupt
+    ran.append(cell)
+    return measure(config, cell, *rest)
+
+  monkeypatch.setattr(job, 'measure', stopping)
+  assert zoo(tmp_path) == 130
+  assert len((tmp_path / 'zoo.csv').read_text().splitlines()) == 3
+  monkeypatch.setattr(job, 'measure', measure)
+  assert zoo(tmp_path) == 0
+  with (tmp_path / 'zoo.csv').open() as file:
+    runs = [*csv.DictReader(file)]
+  cells = [(run['model'], float(run['rate'])) for run in runs]
+  assert cells == [(name, 3.0) for name in TWO] * 2
+  assert [run['seed'] for run in runs] == ['0', '0', '1', '1']
+  assert len({run['last_loss'] for run in runs}) == 4
+  page = (tmp_path / 'zoo.html').read_text()
+  assert 'SYNTHETIC DATA' in page
+  assert all(name in page for name in TWO)
+  assert 'best possible log loss is 0.4' in page
+  capsys.readouterr()
+  assert zoo(tmp_path, steps=7) == 1
+  assert_one_sentence(capsys.readouterr().err, 'config.train.steps', 'got 7')
+
+
+def test_a_rate_scales_the_rates_of_rows_and_of_the_model():
+  config = changed(criteo.get_config('sample'), {'seed': 5})
+  found = job.configured(
+    config, job.FAMILIES['dhen']['all four'], page.Cell('all four', 0.5), 7
+  )
+  (rows,), (dense,) = found.optimizer.rows, found.optimizer.dense
+  start = {'learning_rate': 0.015, 'initial_accumulator_value': 1e-7}
+  assert rows == ('adagrad', start)
+  assert dense == ('adam', {'learning_rate': 0.0015})
+  assert (found.seed, config.seed) == (7, 5)
+  assert len(model_of(found.model).layers[0]) == 4
+  assert config.model.name == 'dlrm'
+
+
+@pytest.mark.parametrize(
+  ('settings', 'said'),
+  [
+    ({'rates': ['1', '-1']}, '--rates'),
+    ({'family': 'birds'}, '--family'),
+    ({'config': terabyte.get_config('dcn')}, 'config.model.name'),
+  ],
+)
+def test_settings_that_cannot_be(settings, said, tmp_path, capsys):
+  assert zoo(tmp_path / 'run', **settings) == 1
+  assert_one_sentence(capsys.readouterr().err, said)
+
+
+def run_of(model, rate, seed, last_loss, log_loss):
+  more = {'normalized_entropy': 0.9, 'auc': 0.7, 'parameters': 9, 'flops': 8.0}
+  return page.Run(
+    *(model, rate, seed, 10, 4, 2.0, last_loss), log_loss=log_loss, **more
+  )
+
+
+def test_the_rate_is_chosen_by_the_loss_in_training():
+  runs = [
+    *(run_of('a', 1.0, seed, 0.5, 0.50 + seed / 100) for seed in range(3)),
+    *(run_of('a', 3.0, seed, 0.6, 0.40) for seed in range(3)),
+    *(run_of('b', 1.0, seed, 0.5, 0.49 + seed / 100) for seed in range(3)),
+  ]
+  first, second = page.figures(runs)
+  assert (first['rate'], first['log loss'][:6]) == ('1', '0.5100')
+  assert (first['less a'], second['less a'][:7]) == ('-', '-0.0100')
+  assert first['ms a step'][:6] == '200.00'
+  assert first['examples/s'] == '20'
+
+
+def test_flops_and_parameters_of_a_model_that_is_known():
+  """One layer of 2 on each side; a dot product has 2 D FLOPs."""
+  config = changed(criteo.get_config('planted'), SMALL)
+  data = datasets.dataset(config)
+  parameters, flops = job.cost_of(config, data)
+  bottom, top = (4 + 1) * 16, (16 + 13 * 12 // 2 + 1) * 4 + 4 + 1
+  assert parameters == bottom + top
+  forward = 2 * (4 * 16 + 13 * 13 * 16 + (16 + 78) * 4 + 4)
+  assert 2.0 < flops / forward < 4.0
