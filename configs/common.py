@@ -242,7 +242,7 @@ def training(config: ConfigDict) -> None:
   # 'cached'.
   config.placement = 'pinned'
   config.cache = ConfigDict()
-  # Rows that a cache keeps. Up to 1 it is a share of all rows.
+  # Rows that a cache keeps on each device. Up to 1 it is a share of all rows.
   config.cache.capacity = 0.01
   # Eviction: 'look_ahead', 'lfu', 'lru' or 'static'.
   config.cache.eviction = 'look_ahead'
@@ -255,6 +255,10 @@ def training(config: ConfigDict) -> None:
   # Folder for the file of rows, which is removed after the run. None: the
   # system's folder of temporary files.
   config.store.path = placeholder(str)
+  config.devices = 1  # devices that share rows and examples
+  # Equal parts of a batch. The bits of a run depend on them, and not on the
+  # number of devices. None: 1 for one device, else 8.
+  config.parts = placeholder(int)
   config.prefetch_batches = 2  # batches prepared ahead of the step
   # Threads that find unique rows, each of one batch. None: one for each core,
   # at most 8.

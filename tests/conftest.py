@@ -92,10 +92,13 @@ _NOT_OPTIMIZED = re.compile(
 _NOT = 'jax_disable_most_optimizations'
 
 
-@pytest.fixture(scope='module', autouse=True)
-def _compiled_as_needed(request):
-  """Also in programs that tests start. OPTIMIZE=1 optimizes all of them."""
-  wanted = bool(_NOT_OPTIMIZED.match(request.node.nodeid))
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+  """Before any fixture, as those of a session train, too.
+
+  Programs that tests start do as this one. OPTIMIZE=1 optimizes all of them.
+  """
+  wanted = bool(_NOT_OPTIMIZED.match(item.nodeid))
   wanted &= 'OPTIMIZE' not in os.environ
   said = str(int(wanted))
   if os.environ.get(_NOT.upper(), '0') != said:

@@ -42,7 +42,7 @@ GROUPS = [
   {'selection', 'transforms', 'models'},
   {
     *('store', 'placement', 'data', 'inputs', 'vocabulary', 'scoring'),
-    *('columns', 'formats', 'packed', 'synthetic'),
+    *('columns', 'formats', 'packed', 'synthetic', 'distributed'),
   },
   {'schedules'},
   {'engine'},
@@ -55,6 +55,7 @@ GROUPS = [
 SIBLINGS = {
   'transforms': {'selection'},
   'store': {'placement'},
+  'distributed': {'placement'},
   'data': {'columns'},
   'vocabulary': {'columns', 'data'},
   'formats': {'columns', 'data', 'vocabulary'},

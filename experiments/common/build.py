@@ -35,6 +35,7 @@ from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.compiled import compiled_of
+from slipstream_jax.training.divided import divided
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.trainer_parts import (
   make_parts,
@@ -175,7 +176,10 @@ def trainer(
   rows = system(config).rows
   dense = data.dense_features
   kept = storage(config)
-  return make_parts(recipe, places, dense, config.seed, hot, rows, kept)
+  over = divided(config.devices, config.parts)
+  return make_parts(
+    recipe, places, dense, config.seed, hot, rows, kept, over=over
+  )
 
 
 def storage(config: ml_collections.ConfigDict) -> Storage:

@@ -21,6 +21,7 @@ from slipstream_jax.data.source import (
   SourceWrapper,
 )
 from slipstream_jax.engine.drawing import draws_of
+from slipstream_jax.engine.planner import Slices
 from slipstream_jax.errors import check_optimizer, choose, UserError
 from slipstream_jax.inputs.arrays import PackedExamples, UnboundExamples
 from slipstream_jax.inputs.batches import batches
@@ -74,8 +75,9 @@ class Maker:
     hot_bytes: int,
     seed: int,
     storage: Storage,
+    over: Slices | None,
   ) -> None:
-    """Makes nothing yet. Arguments are those of `Trainer`.
+    """Makes nothing yet. Arguments are those of `Trainer` and `make_parts`.
 
     Raises:
       UserError: something else in the place of an optimizer or a loss, or
@@ -89,6 +91,7 @@ class Maker:
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed, self._storage = hot_bytes, seed, storage
+    self._over = over
     self.turns, self._look = TurnLock(), Preview()
     self._opened: list[tuple[Source, UnboundExamples | BatchSource]] = []
 
@@ -278,6 +281,7 @@ class Maker:
       hot,
       storage=self._storage,
       given=given_vectors(recipe.tables, source),
+      over=self._over,
     )
     parts.turns = self.turns
     return parts

@@ -58,6 +58,7 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop
+from slipstream_jax.training.divided import divided
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import (
   check_metrics,
@@ -105,6 +106,8 @@ class Trainer:
     hot_bytes: int = 1 << 28,
     watched: Watched = 'hot',
     microbatches: int = 1,
+    devices: int = 1,
+    parts: int | None = None,
     prefetch: int = 2,
     workers: int | None = None,
     seed: int = 0,
@@ -131,6 +134,11 @@ class Trainer:
       hot_bytes: device memory for hot rows and their state, where needed.
       watched: rows that `skip_stale` judges, 'hot' or 'all'. See `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
+      devices: how many share the rows and the examples, a power of two. See
+        docs/how-to/devices.md.
+      parts: equal parts of a batch, whose gradients are added as a tree. Runs
+        with equal parts have equal bits for any number of devices, which
+        divides them. None: 1 for one device, else 8.
       prefetch: batches prepared ahead. 0 prepares each when it is asked for.
       workers: threads that prepare them. None: one per core, at most 8.
       seed: of parameters, rows and dropout, at least 0.
@@ -162,7 +170,8 @@ class Trainer:
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
-    self._maker = Maker(recipe, placements, hot_bytes, seed, store)
+    over = divided(devices, parts)
+    self._maker = Maker(recipe, placements, hot_bytes, seed, store, over)
     self._made_of = recipe, placements
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
     workers = workers_of(workers, 'Trainer, workers')

@@ -116,11 +116,15 @@ class DeviceRows:
         self.block, stored = apply.write_and_take(self.block, to, block, at)
       else:
         self.block = apply.write_slots(self.block, to, block)
+    self.moved_in(plan)
+    return stored
+
+  def moved_in(self, plan: Plan) -> None:
+    """Notes which rows are in the slots after the plan's step."""
     if self.rows is not None and _take_slots(
       self.rows, plan.slots, plan.rows, plan.load
     ):
       self._by_row = None
-    return stored
 
   def write_back(self, store: RowStore) -> None:
     """Updates the host's rows with those that are only here."""

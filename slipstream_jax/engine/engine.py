@@ -1,6 +1,6 @@
 """Engine: executes plans on the rows of all tables, on host and device."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import functools
 import weakref
@@ -9,9 +9,12 @@ import jax
 from jaxtyping import Float, Shaped
 import numpy as np
 
+from slipstream_jax.distributed.lanes import over_lanes
 from slipstream_jax.engine import counters
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
+from slipstream_jax.engine.lane_rows import LaneRows
+from slipstream_jax.engine.mesh import Devices
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS, plan_with
@@ -54,6 +57,7 @@ class Engine:
     groups: the rows of each group.
     hot: the rows that can be watched and pinned, if any were chosen, as global
       rows ordered by group.
+    devices: those that share the rows. None: one has all of them.
     counters: what was moved so far.
     changed: whether a step has changed rows since all were last replaced.
     step: number of the next step. A plan holds for one step. Steps after a
@@ -66,10 +70,12 @@ class Engine:
     placements: Sequence[Placement],
     hot: HotRows | None = None,
     storage: Storage = MEMORY,
+    devices: Devices | None = None,
   ) -> None:
     """Sets all rows to their first values.
 
-    There is one placement per group. The hot rows come in any order.
+    There is one placement per group. The hot rows come in any order. Several
+    devices share the rows, and the budget of a placement is that of each.
 
     Raises:
       UserError: a placement needs hot rows.
@@ -82,11 +88,26 @@ class Engine:
       hot, of_groups = hot_by_group(hot, tables)
     self.hot = hot
     first = [untrained.first(number) for number in range(len(tables.groups))]
-    of_all = zip(placements, storage.open(first), first, of_groups, strict=True)
+    self.devices = devices
+    of_all = zip(
+      map(self._over_devices, placements),
+      storage.open(first),
+      first,
+      of_groups,
+      strict=True,
+    )
     # A reference cycle would delay freeing the tables.
     count = functools.partial(Engine.count, weakref.proxy(self))
     self._none = (NO_ROWS,) * len(tables.groups)
-    self.groups = tuple(GroupRows(*values, count) for values in of_all)
+    make: Callable[..., GroupRows] = GroupRows
+    if devices is not None:
+      make = functools.partial(LaneRows, devices)
+    self.groups = tuple(make(*values, count) for values in of_all)
+
+  def _over_devices(self, placement: Placement) -> Placement:
+    if self.devices is None:
+      return placement
+    return over_lanes(placement, self.devices.lanes)
 
   def choose_hot(self, hot: HotRows, placements: Sequence[Placement]) -> None:
     """Chooses hot rows, in any order, where there are none yet.
@@ -99,7 +120,7 @@ class Engine:
     for group, own, placement in zip(
       self.groups, of_groups, placements, strict=True
     ):
-      group.choose_hot(own, placement)
+      group.choose_hot(own, self._over_devices(placement))
 
   def rows_of(self, table: str) -> Array:
     """Returns a copy of a table's current rows, [R, D] of its dtype."""

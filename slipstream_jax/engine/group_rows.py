@@ -7,10 +7,11 @@ program trains them all, and placement changes no number.
 import collections
 from collections.abc import Callable, Iterable, Iterator
 import operator
+from typing import Any
 
 import jax
 from jax.profiler import TraceAnnotation
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 import numpy as np
 
 from slipstream_jax.engine import apply
@@ -24,6 +25,7 @@ from slipstream_jax.engine.buffers import (
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.device_rows import DeviceRows, Indices
 from slipstream_jax.engine.dirty import DirtyRows
+from slipstream_jax.engine.mesh import shards
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link, NO_ROWS
 from slipstream_jax.store.base import FirstRows, pieces_of, RowStore, set_rows
@@ -43,6 +45,36 @@ from slipstream_jax.types import (
 
 Piece = tuple[RowIds, RowBlock]
 """Some unique rows and their values."""
+Lanes = Int[np.ndarray, ' W_and_1'] | None
+"""Where the rows of each device begin. None: one device has all of them."""
+
+
+def lanes_of(
+  positions: Positions, lanes: Int[np.ndarray, ' W_and_1']
+) -> Int[np.ndarray, ' W_and_1']:
+  """Returns where each lane begins in positions that are ordered by lane."""
+  lane = np.searchsorted(lanes, positions, side='right') - 1
+  return np.searchsorted(lane, np.arange(len(lanes)))
+
+
+def _in_lane(at: Positions, before: Plan) -> Positions:
+  """Returns places among the rows a plan stores as their device has them."""
+  if before.lanes is None:
+    return at
+  starts = lanes_of(before.store, before.lanes)
+  lane = np.searchsorted(starts, at, side='right') - 1
+  return np.where(at < 0, -1, at - starts[lane])
+
+
+def _by_lane(
+  rows: RowIds, block: RowBlock, lanes: Lanes
+) -> Iterator[tuple[RowIds, RowBlock]]:
+  """Yields the rows of each lane that this process has, and their values."""
+  if lanes is None:
+    yield rows, to_host(block)
+    return
+  for lane, part in shards(block):
+    yield rows[lanes[lane] : lanes[lane + 1]], part
 
 
 class WriteBackQueue:
@@ -56,20 +88,26 @@ class WriteBackQueue:
   def __init__(self, store: RowStore) -> None:
     """Makes an empty queue for this store."""
     self._store = store
-    self._rows = collections.deque[tuple[RowIds, RowBlock]]()
+    self._rows = collections.deque[tuple[RowIds, RowBlock, Lanes]]()
     self._last: tuple[Plan, RowBlock] | None = None
 
-  def evicted(self, rows: RowIds, block: RowBlock) -> None:
-    """Queues evicted rows, none of which is in the next batch."""
+  def evicted(self, rows: RowIds, block: RowBlock, lanes: Lanes = None) -> None:
+    """Queues evicted rows, none of which is in the next batch.
+
+    If several devices have them, `lanes` has where the rows of each begin.
+    """
     start_to_host(block)
-    self._rows.append((rows, block))
+    self._rows.append((rows, block, lanes))
 
   def stored(self, plan: Plan, block: RowBlock | None) -> None:
     """Queues the rows `plan.store` of a step, padded. None: there are none."""
     self._last = None
     if block is not None:
       self._last = plan, block
-      self.evicted(plan.rows[plan.store], block)
+      lanes = plan.lanes
+      if lanes is not None:
+        lanes = lanes_of(plan.store, lanes)
+      self.evicted(plan.rows[plan.store], block, lanes)
 
   def settle(self, *, last: bool, helpers: Helpers = ALONE) -> None:
     """Writes queued rows to the store.
@@ -78,10 +116,10 @@ class WriteBackQueue:
     """
     held = None if self._last is None or last else self._last[1]
     while self._rows and self._rows[0][1] is not held:
-      rows, block = self._rows[0]
-      values = to_host(block)
-      with TraceAnnotation('scatter'):
-        self._store.scatter(rows, values, helpers)
+      rows, block, lanes = self._rows[0]
+      for some, values in _by_lane(rows, block, lanes):
+        with TraceAnnotation('scatter'):
+          self._store.scatter(some, values, helpers)
       self._rows.popleft()  # only now, so that an interrupted write is repeated
     if last:  # the store may change them now, so they must not be forwarded
       self._last = None
@@ -103,7 +141,7 @@ class WriteBackQueue:
     if forward is None or forward.before is not before.rows:
       forward = link(before, plan).forward
       assert forward is not None
-    at = forward.at
+    at = _in_lane(forward.at, before)
     if len(reassigned):
       at = np.where(np.isin(plan.rows[plan.load], reassigned), -1, at)
     return block, at
@@ -184,7 +222,7 @@ class GroupRows:
       store.scatter(rows, block)
     if keeps is None:
       self.host.drop()
-      self.kept = DeviceRows(to_device(store.table(), owned=True), None)
+      self.kept = self._on_device(self._put(store.table()), None)
       self._count_loads(self.num_rows, self.row_bytes)
     else:
       self._keep_some(keeps)
@@ -193,7 +231,7 @@ class GroupRows:
     """Drops the device's rows. Returns the row that each slot is to keep."""
     self.frozen: StaleRows | None = None
     # Frees memory before more is allocated.
-    self.kept = DeviceRows(self.none, NO_ROWS)
+    self.kept = self._on_device(self.none, NO_ROWS)
     self.write_backs = WriteBackQueue(self.host)
     return self.placement.keeps(self.num_rows, self.hot)
 
@@ -202,13 +240,26 @@ class GroupRows:
       # Empty slots get the values of row 0, which are never read.
       block = self._copy_of(np.maximum(keeps, 0), len(keeps))
       # A copy, as `write` changes it and `keeps` may be the hot rows' own.
-      self.kept = DeviceRows(block, keeps.copy())
+      self.kept = self._on_device(block, keeps.copy())
     self._count_loads(int((keeps >= 0).sum()), self.row_bytes)
 
   def _copy_of(self, rows: RowIds, size: int) -> RowBlock:
     """Copies rows of the host to the device, padded with zeros to `size`."""
-    on_device: RowBlock = to_device(self.host.gather(rows, size), owned=True)
+    on_device: RowBlock = self._put(self.host.gather(rows, size))
     return on_device
+
+  def _on_device(
+    self, block: RowBlock, rows: RowIds | None, copies: bool = False
+  ) -> DeviceRows:
+    return DeviceRows(block, rows, copies)
+
+  def _put(self, tree: Any) -> Any:
+    """Copies host arrays to the device, which will not be written again."""
+    return to_device(tree, owned=True)
+
+  def _write(self, block: RowBlock, at: jax.Array, new: RowBlock) -> RowBlock:
+    """Writes rows at places of a block, which is donated."""
+    return apply.write_slots(block, at, new)
 
   def swap_hot(self, here: bool) -> None:
     """Moves the hot rows to the device, or back, if the placement swaps them.
@@ -220,7 +271,7 @@ class GroupRows:
       return
     self.write_back()
     rows = self._hot_rows if here else NO_ROWS
-    self.kept = DeviceRows(self._copy_of(rows, len(rows)), rows.copy())
+    self.kept = self._on_device(self._copy_of(rows, len(rows)), rows.copy())
     moved = len(self._hot_rows)
     if here:
       self._count_loads(moved, self.row_bytes)
@@ -387,7 +438,7 @@ class GroupRows:
     padding = np.zeros(len(places) - len(rows), np.int64)
     # The padding's values are dropped.
     new = self._renewed(np.concatenate([rows, padding]))
-    return apply.write_slots(block, *to_device((places, new), owned=True))
+    return self._write(block, *self._put((places, new)))
 
   def set_rows(self, rows: RowIds, values: Shaped[np.ndarray, 'U _D']) -> None:
     """Sets unique rows between two steps, wherever they are.
@@ -408,9 +459,9 @@ class GroupRows:
       padded = np.zeros(block.rows.shape, values.dtype)
       padded[: len(at)] = values[at]
       places = apply.pad_slots(slots[at], len(self.kept.block.rows))
-      new, to = to_device((padded, places), owned=True)
+      new, to = self._put((padded, places))
       block = block._replace(rows=new)
-      self.kept.block = apply.write_slots(self.kept.block, to, block)
+      self.kept.block = self._write(self.kept.block, to, block)
 
   def freeze(self, stale: StaleRows | None) -> None:
     """Freezes the stale rows from here on. None: no row is frozen.
@@ -422,7 +473,7 @@ class GroupRows:
       return
     self.write_backs.settle(last=True)
     # Copies are dropped without being stored, as their rows did not change.
-    self.kept = DeviceRows(self.none, NO_ROWS)
+    self.kept = self._on_device(self.none, NO_ROWS)
     if stale is not None and stale.any():
       slots = np.flatnonzero(stale)
       block = self._copy_of(self._hot_rows[slots], bucket(len(slots)))
@@ -432,7 +483,7 @@ class GroupRows:
         places = apply.padded(at, len(block.rows), len(stale))
         block = apply.gather_slots(block, places)
       rows = np.where(stale, self._hot_rows, -1)
-      self.kept = DeviceRows(block, rows, copies=True)
+      self.kept = self._on_device(block, rows, copies=True)
       self._count_loads(len(slots), self.row_bytes)
 
   def hot_rows_now(self) -> Rows:

@@ -11,6 +11,8 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.data.prefetch import OrderedResults, Turns
+from slipstream_jax.distributed.exchange import Exchange, exchange
+from slipstream_jax.distributed.lanes import in_lanes
 from slipstream_jax.engine.clock import HostMs
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
@@ -173,6 +175,8 @@ class PlannedBatch(NamedTuple):
   """What the host spent on it, but for its step."""
   vectors: tuple[Vectors, ...] | None = None
   """Per group, the reassigned rows that start from a vector of their id."""
+  exchanges: tuple[Exchange, ...] = ()
+  """Per group, what several devices exchange. Empty: there is one device."""
 
   @property
   def batch(self) -> Batch:
@@ -197,6 +201,15 @@ class Start(NamedTuple):
   """The frozen rows, step after step, where chains judge rows themselves."""
 
 
+class Slices(NamedTuple):
+  """How the examples of a step are divided."""
+
+  devices: int
+  """W, each of which computes a slice of the examples and owns a lane."""
+  parts: int
+  """G, a multiple of W: the parts into which all examples are cut."""
+
+
 class UniqueBatch(NamedTuple):
   """A batch with its unique rows, not planned yet."""
 
@@ -204,6 +217,7 @@ class UniqueBatch(NamedTuple):
   uniques: tuple[Unique, ...]
   row_weights: RowWeights
   spent: HostMs
+  exchanges: tuple[Exchange, ...] = ()
 
 
 def _read(schedule: Schedule) -> Iterator[tuple[ScheduledBatch, HostMs]]:
@@ -243,6 +257,8 @@ class Planner(NamedTuple):
   after `set_state`."""
   prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None
   """Called with each batch's plans, whose rows will be loaded soon."""
+  over: Slices | None = None
+  """How a step is divided. None: it is not."""
 
   def find_all(self, workers: int) -> OrderedResults[Any, UniqueBatch]:
     """Returns all batches with their unique rows, found by some threads."""
@@ -326,6 +342,7 @@ class Planner(NamedTuple):
         judgement,
         done.spent._replace(plan=_ms_since(started)),
         vectors,
+        done.exchanges,
       )
       step += 1
 
@@ -374,9 +391,14 @@ class Planner(NamedTuple):
           self.placements, self.tables.groups, self.hot, strict=True
         )
       )
+      exchanges: tuple[Exchange, ...] = ()
+      if self.over is not None:
+        over = self.over
+        uniques = tuple(in_lanes(one, over.devices) for one in uniques)
+        exchanges = tuple(exchange(one, *over) for one in uniques)
       of_rows = tuple(
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques
       )
     spent = spent._replace(find=_ms_since(started))
-    return UniqueBatch(item, uniques, of_rows, spent)
+    return UniqueBatch(item, uniques, of_rows, spent, exchanges)

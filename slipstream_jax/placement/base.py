@@ -65,6 +65,9 @@ class Plan(NamedTuple):
   """The slots of the evicted rows, i64[E]."""
   forward: ForwardedRows | None = None
   """The rows of `load` that the previous step still holds. None: not linked."""
+  lanes: Int[np.ndarray, ' W_and_1'] | None = None
+  """Where the rows of each device begin in `rows`. None: there is one device.
+  See `distributed.lanes`."""
 
 
 class Placement(NamedTuple):

@@ -25,6 +25,7 @@ from slipstream_jax.models.adapters import adapt
 from slipstream_jax.tables import Group
 from slipstream_jax.training import watch
 from slipstream_jax.training.forward import forward, mean_loss
+from slipstream_jax.training.parts import PartsStep
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.step import (
   Blocks,
@@ -55,6 +56,7 @@ class CompiledFunctions:
       donates state and rows.
     forward: `forward`, jitted.
     loss: `mean_loss`, jitted.
+    over: devices and a number of parts to their `PartsStep`, cached.
     host_update: `make_host_update`, cached.
   """
 
@@ -71,6 +73,7 @@ class CompiledFunctions:
     self.step = jax.jit(functools.partial(step, *parts), donate_argnums=(0, 1))
     self.forward = jax.jit(functools.partial(forward, recipe))
     self.loss = jax.jit(functools.partial(mean_loss, recipe))
+    self.over = functools.cache(functools.partial(PartsStep, *parts))
     self.host_update = functools.cache(
       functools.partial(make_host_update, *parts)
     )

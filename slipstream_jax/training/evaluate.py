@@ -11,6 +11,7 @@ from slipstream_jax.data.admission import admit
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.source import BatchSource, bound_in_order, Source
 from slipstream_jax.engine.buffers import to_device, to_host
+from slipstream_jax.engine.mesh import on_first
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.training import metrics
@@ -177,9 +178,8 @@ def _logits(trainer: TrainerParts, batch: Batch) -> tuple[Array, Batch]:
   rows, inverses = trainer.engine.look_up(batch.lookups)
   inputs = to_device((inverses, batch.dense, batch.lookup_weights))
   state = trainer.state
-  logits, _ = trainer.programs.forward(
-    state.params, state.model_state, rows, *inputs
-  )
+  params, model_state = on_first((state.params, state.model_state))
+  logits, _ = trainer.programs.forward(params, model_state, rows, *inputs)
   return logits, batch
 
 

@@ -1,6 +1,7 @@
 """The forward pass from rows of all groups to a loss, and its gradients."""
 
 from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -190,51 +191,74 @@ def passes(
   examples = len(batch.labels)
   count = 1 if pooled else recipe.microbatches
   _check_parts(count, examples)
-
-  def one_pass(
-    state: dict[str, Any], inverses: Any, batch: Batch, rng: jax.Array
-  ) -> tuple[Gradients, Float[jax.Array, '']]:
-    """Returns gradients with the loss sum(weight * loss), and sum(weight)."""
-
-    def loss(params: Any, rows: Any) -> tuple[jax.Array, Any]:
-      logits, model_state = forward(
-        recipe,
-        params,
-        state,
-        rows,
-        inverses,
-        batch.dense,
-        batch.lookup_weights,
-        batch.weights,
-        rng,
-        pooled,
-      )
-      # The offset is added only here: the model and the loss do not know it,
-      # and predictions leave it out.
-      if batch.offset is not None:
-        logits = logits + batch.offset
-      losses = batch.weights * example_losses(
-        recipe.loss, recipe.loss_weights, logits, batch.labels
-      )
-      # Divided by B, a constant. The sum of the weights is random: dividing by
-      # it would bias the gradients, and a batch of mostly padding would take a
-      # full step.
-      return losses.sum() / examples, (losses.sum(), model_state)
-
-    # With respect to the rows, not the tables: the gradient is as small as the
-    # batch, and sums duplicate lookups of a row.
-    (_, (total, model_state)), (dense, of_rows) = jax.value_and_grad(
-      loss, (0, 1), has_aux=True
-    )(params, rows)
-    return Gradients(dense, of_rows, total, model_state), batch.weights.sum()
-
+  one_pass = functools.partial(
+    pass_of, recipe, params, examples=examples, pooled=pooled
+  )
+  inputs = rows, inverses, batch
   if count == 1:
-    sums, weight = one_pass(state, inverses, batch, rng)
+    sums, weight = one_pass(state, *inputs, rng)
   else:
-    sums, weight = _summed(one_pass, count, state, (inverses, batch), rng)
+    sums, weight = _summed(one_pass, count, state, inputs, rng)
+  return sums._replace(loss=mean_of(sums.loss, weight))
+
+
+def mean_of(
+  loss: Float[jax.Array, ''], weight: Float[jax.Array, '']
+) -> Float[jax.Array, '']:
+  """Returns the loss to report, from sum(weight * loss) and sum(weight)."""
   # The mean over the examples that the kept ones represent. Padding and random
   # dropping do not change it.
-  return sums._replace(loss=sums.loss / jnp.maximum(weight, 1e-9))
+  return loss / jnp.maximum(weight, 1e-9)
+
+
+def pass_of(
+  recipe: Recipe,
+  params: Any,
+  state: dict[str, Any],
+  rows: Any,
+  inverses: Any,
+  batch: Batch,
+  rng: jax.Array,
+  examples: int,
+  pooled: bool = False,
+) -> tuple[Gradients, Float[jax.Array, '']]:
+  """Returns gradients with the loss sum(weight * loss), and sum(weight).
+
+  The arguments are those of `forward`, and of all passes the number of
+  examples, B.
+  """
+
+  def loss(params: Any, rows: Any) -> tuple[jax.Array, Any]:
+    logits, model_state = forward(
+      recipe,
+      params,
+      state,
+      rows,
+      inverses,
+      batch.dense,
+      batch.lookup_weights,
+      batch.weights,
+      rng,
+      pooled,
+    )
+    # The offset is added only here: the model and the loss do not know it,
+    # and predictions leave it out.
+    if batch.offset is not None:
+      logits = logits + batch.offset
+    losses = batch.weights * example_losses(
+      recipe.loss, recipe.loss_weights, logits, batch.labels
+    )
+    # Divided by B, a constant. The sum of the weights is random: dividing by
+    # it would bias the gradients, and a batch of mostly padding would take a
+    # full step.
+    return losses.sum() / examples, (losses.sum(), model_state)
+
+  # With respect to the rows, not the tables: the gradient is as small as the
+  # batch, and sums duplicate lookups of a row.
+  (_, (total, model_state)), (dense, of_rows) = jax.value_and_grad(
+    loss, (0, 1), has_aux=True
+  )(params, rows)
+  return Gradients(dense, of_rows, total, model_state), batch.weights.sum()
 
 
 def _summed(
@@ -244,22 +268,26 @@ def _summed(
   inputs: Any,
   rng: jax.Array,
 ) -> tuple[Gradients, Float[jax.Array, '']]:
-  """Sums the passes over equal parts of `inputs` [B, ...], taken in order."""
+  """Sums the passes over equal parts of a batch, taken in order.
+
+  `inputs` are its rows, and its places and columns [B, ...].
+  """
+  rows, *examples = inputs
   parts = jax.tree.map(
-    lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), inputs
+    lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), tuple(examples)
   )
 
   def step(carry: Any, part: Any) -> tuple[Any, None]:
     state, sums = carry
     number, (inverses, batch) = part
     gradients, weight = one_pass(
-      state, inverses, batch, jax.random.fold_in(rng, number)
+      state, rows, inverses, batch, jax.random.fold_in(rng, number)
     )
     new = (gradients._replace(model_state={}), weight)
     return (gradients.model_state, jax.tree.map(jnp.add, sums, new)), None
 
   first = jax.tree.map(lambda x: x[0], parts)
-  gradients, weight = jax.eval_shape(lambda: one_pass(state, *first, rng))
+  gradients, weight = jax.eval_shape(lambda: one_pass(state, rows, *first, rng))
   zeros = jax.tree.map(
     lambda x: jnp.zeros(x.shape, x.dtype),
     (gradients._replace(model_state={}), weight),

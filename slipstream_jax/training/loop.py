@@ -21,6 +21,7 @@ from slipstream_jax.data.interrupts import held
 from slipstream_jax.engine.buffers import to_device, to_host, to_step
 from slipstream_jax.engine.counters import Counters, merge, moved
 from slipstream_jax.engine.engine import Engine, Plans
+from slipstream_jax.engine.lane_rows import block_places
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
@@ -257,7 +258,10 @@ def _row_index(
     # Padding counts as cold, so that its values are dropped.
     index = np.full(len(block.rows), len(hot.rows), np.int32)
     places = hot.places(plan.rows) if plan.hot is None else plan.hot
-    index[: len(places)] = places
+    if plan.lanes is None:
+      index[: len(places)] = places
+    else:
+      index[block_places(plan.lanes, len(index))] = places
     indices.append(index)
   return tuple(indices)
 
@@ -302,10 +306,14 @@ def update_step(
   """
   scheduled, seen = item.scheduled, trainer.engine.counters.examples_seen
   size = scheduled.batch_size or len(scheduled.batch.labels)
+  batches_seen = np.asarray(seen / size, np.float32)
+  if trainer.over is not None:
+    update: Any = functools.partial(_over_parts, trainer, item, blocks)
+    return _guarded(trainer, lambda: update(batches_seen))
   inputs: Any = (
     tuple(plan.inverse for plan in item.plans),
     on_device(item.batch),
-    np.asarray(seen / size, np.float32),
+    batches_seen,
     item.row_weights,
   )
   watched: Any = _row_index(trainer, item.plans, blocks), _places(trainer, item)
@@ -315,13 +323,46 @@ def update_step(
     inputs, watched = to_step((inputs, watched))
   else:
     watched = to_step(watched)
+  return _guarded(
+    trainer,
+    lambda: trainer.update(trainer.state, blocks, *inputs, *watched, rows),
+  )
+
+
+def _over_parts(
+  trainer: TrainerParts,
+  item: PlannedBatch,
+  blocks: Blocks,
+  batches_seen: np.ndarray,
+) -> tuple[TrainState, Blocks, jax.Array]:
+  """Takes a step that is divided into parts. See `PartsStep`."""
+  devices = trainer.engine.devices
+  assert devices is not None
+  assert trainer.over is not None
+  step = trainer.programs.over(devices, trainer.over.parts)
+  inputs = step.inputs(item, on_device(item.batch))
+  # A new or restored state is on one device.
+  trainer.state = state = devices.settled(trainer.state)
+  seen = devices.whole(batches_seen)
+  watched = state.watch
+  index = _row_index(trainer, item.plans, blocks)
+  state, blocks, loss, touched = step(
+    state._replace(watch=None), blocks, inputs, seen, None
+  )
+  if index is not None:
+    watched = watch.touched(watched, devices.split(index), touched)
+  return state._replace(watch=watched), blocks, loss
+
+
+def _guarded(
+  trainer: TrainerParts,
+  update: Callable[[], tuple[TrainState, Blocks, jax.Array]],
+) -> tuple[TrainState, Blocks, jax.Array]:
   # The call may donate the state before it fails.
   trainer.inconsistent = 'a step'
   try:
     with TraceAnnotation('step'):
-      updated: tuple[TrainState, Blocks, jax.Array] = trainer.update(
-        trainer.state, blocks, *inputs, *watched, rows
-      )
+      updated = update()
   except BaseException:
     # A failure to compile does not touch the state.
     if not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state)):

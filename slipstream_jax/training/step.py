@@ -33,6 +33,7 @@ Blocks = tuple[RowBlock, ...]
 RowGlobals = tuple[tuple[jax.Array, ...], ...]
 """Per group, leaves of the row optimizer's state without a row axis."""
 RowWeights = tuple[Float[jax.Array, ' _P'], ...]
+RowNumbers = tuple[UInt32[jax.Array, ' _P'] | None, ...]
 
 DENSE = 'Trainer, dense_optimizer'
 """Name of the dense optimizer's argument in errors."""
@@ -133,32 +134,57 @@ def gradients(
     jax.random.fold_in(key, state.step),
     pooled,
   )
-  optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
-  with running_optimizer(DENSE):
-    updates, dense_state = optimizer.update(
-      dense_grads,
-      state.dense_state,
-      state.params,
-      batches_seen=batches_seen,
-      example_weight=_mean_weight(batch.weights),
-      value=loss,
-    )
-  params = optax.apply_updates(state.params, updates)
-  new_state = TrainState(
-    state.step + 1,
-    params,
-    model_state,
-    dense_state,
-    state.row_globals,
-    state.rng,
+  new_state = update_dense(
+    recipe,
+    state._replace(model_state=model_state),
+    dense_grads,
+    batches_seen,
+    _mean_weight(batch.weights),
+    loss,
   )
   return new_state, row_grads, loss
 
 
+def update_dense(
+  recipe: Recipe,
+  state: TrainState,
+  gradients: Any,
+  batches_seen: Float[jax.Array, ''],
+  example_weight: Float[jax.Array, ''],
+  loss: Float[jax.Array, ''],
+) -> TrainState:
+  """Updates the parameters. Returns the next state, with its rows unchanged."""
+  optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
+  with running_optimizer(DENSE):
+    updates, dense_state = optimizer.update(
+      gradients,
+      state.dense_state,
+      state.params,
+      batches_seen=batches_seen,
+      example_weight=example_weight,
+      value=loss,
+    )
+  params = optax.apply_updates(state.params, updates)
+  return TrainState(
+    state.step + 1,
+    params,
+    state.model_state,
+    dense_state,
+    state.row_globals,
+    state.rng,
+  )
+
+
 def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
   """Returns the mean weight of the examples that have one; 1 if none has."""
-  some = (weights > 0).sum()
-  return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
+  return mean_weight(weights.sum(), (weights > 0).sum())
+
+
+def mean_weight(
+  weight: Float[jax.Array, ''], some: Int[jax.Array, '']
+) -> Float[jax.Array, '']:
+  """Returns the mean weight of so many examples; 1 if there are none."""
+  return jnp.where(some > 0, weight / jnp.maximum(some, 1), 1)
 
 
 def update_rows(
@@ -172,10 +198,13 @@ def update_rows(
   batches_seen: Float[jax.Array, ''],
   loss: Float[jax.Array, ''],
   step: Int[jax.Array, ''],
+  numbers: RowNumbers | None = None,
 ) -> tuple[Blocks, RowGlobals, Masks]:
   """Updates the rows of all groups from their gradients.
 
-  The arguments are those of `step`, beside the gradients of the rows.
+  The arguments are those of `step`, beside the gradients of the rows. If given,
+  draws of half precision depend on the numbers of the rows in their group, in
+  place of their places in the batch.
 
   Returns:
     Per group the new block, the new `row_globals`, and which rows it touched.
@@ -209,7 +238,12 @@ def update_rows(
       state,
       mask,
       arguments,
-      functools.partial(_rounded, step=step, group=number),
+      functools.partial(
+        _rounded,
+        step=step,
+        group=number,
+        numbers=None if numbers is None else numbers[number],
+      ),
     )
     known = fused.known(optimizer, block)
     if known is None:
@@ -258,16 +292,26 @@ def _keep(frozen: Bool[jax.Array, ' P'], old: RowBlock, new: RowBlock) -> Any:
 
 
 def _rounded(
-  rows: Rows, dtype: np.dtype, step: Int[jax.Array, ''], group: int
+  rows: Rows,
+  dtype: np.dtype,
+  step: Int[jax.Array, ''],
+  group: int,
+  numbers: UInt32[jax.Array, ' _P'] | None,
 ) -> Rows:
   """Rounds rows f32[P, D] to half precision at random."""
   # The key is constant: a draw depends only on the step, the group and the
   # row's place in the batch. These are the same under every placement and after
   # a restore, so a checkpoint needs no key.
   key = jax.random.fold_in(jax.random.key(group), step)
-  return stochastic_round(
-    rows, dtype, jax.random.bits(key, rows.shape, jnp.uint32)
-  )
+  if numbers is None:
+    bits = jax.random.bits(key, rows.shape, jnp.uint32)
+  else:
+    bits = jax.vmap(
+      lambda row: jax.random.bits(
+        jax.random.fold_in(key, row), rows.shape[1:], jnp.uint32
+      )
+    )(numbers)
+  return stochastic_round(rows, dtype, bits)
 
 
 def initial_state(

@@ -20,12 +20,19 @@ from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.drawing import draws_of
 from slipstream_jax.engine.engine import Engine
+from slipstream_jax.engine.mesh import devices_of
 from slipstream_jax.engine.pipeline import (
   JudgementProbe,
   PlannedBatches,
   StepProbe,
 )
-from slipstream_jax.engine.planner import FrozenRows, Planner, Start, Windows
+from slipstream_jax.engine.planner import (
+  FrozenRows,
+  Planner,
+  Slices,
+  Start,
+  Windows,
+)
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.initializers import VectorsById
 from slipstream_jax.placement import Placement
@@ -45,6 +52,11 @@ from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
+from slipstream_jax.training.divided import (
+  check_divided,
+  check_schedule,
+  refuse,
+)
 from slipstream_jax.training.loss_kinds import is_logistic, kinds_of, LossKind
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
 from slipstream_jax.types import Batch, HotRows, RowIds
@@ -68,6 +80,7 @@ class TrainerParts:
     names: of dense features and labels, in the trainer's order.
     windows: per group, when its chain judges hot rows. None where it does not.
     kinds: what the labels of each head mean, one if there are no heads.
+    over: devices and parts that a step is divided into. None: it is not.
     probe: mailbox for the row changes of windows.
     judgements: mailbox for the stale rows that chains judged.
     rest: counts since the last step, of examples that the schedule read and
@@ -88,6 +101,7 @@ class TrainerParts:
   names: ColumnNames
   windows: tuple[Windows | None, ...]
   kinds: tuple[LossKind, ...]
+  over: Slices | None = None
   probe: StepProbe = dataclasses.field(default_factory=StepProbe)
   judgements: StepProbe = dataclasses.field(default_factory=StepProbe)
   rest: Counters = dataclasses.field(default_factory=Counters)
@@ -144,6 +158,7 @@ def make_parts(
   rows: str = 'stream',
   storage: Storage = MEMORY,
   given: Mapping[str, GivenVectors] | None = None,
+  over: Slices | None = None,
 ) -> TrainerParts:
   """Returns a trainer before its first step, with newly initialized tables.
 
@@ -158,6 +173,7 @@ def make_parts(
     storage: stores the rows that are not on the device.
     given: by table, the rows of a mapping from ids, and their vectors. None:
       no table has one.
+    over: devices and parts that a step is divided into. None: it is not.
 
   Raises:
     UserError: the model does not fit the tables' dim, the placement needs
@@ -181,9 +197,13 @@ def make_parts(
   _check_rows(rows, placements, recipe, judges)
   if judges:
     check_hot(hot, 'skip_stale in a chain watches hot rows')
+  devices = None
+  if over is not None:
+    devices = devices_of(over.devices)
+    check_divided(recipe, programs.layouts, state, placements, rows)
   states, draws = programs.untrained_row_state, draws_of(tables)
   untrained = UntrainedRows(tables, states, seed, draws)
-  engine = Engine(untrained, placements, hot, storage)
+  engine = Engine(untrained, placements, hot, storage, devices)
   for name, (own_rows, vectors) in (given or {}).items():
     engine.set_rows(name, own_rows, vectors)
   own = [len(h.rows) for h in engine.hot_of_groups if h is not None]
@@ -199,6 +219,7 @@ def make_parts(
     ColumnNames(recipe.dense_columns),
     programs.windows(state),
     kinds,
+    over,
   )
 
 
@@ -293,7 +314,12 @@ def slipstream(
   Raises:
     UserError: an invalid combination of settings, or no hot rows.
   """
-  how = settings, batches, regrouping, trainer.recipe.microbatches
+  multiple = trainer.recipe.microbatches
+  if trainer.over is not None:
+    if settings.chosen_mode.freezes_rows:
+      refuse('a skip that freezes rows')
+    multiple = trainer.over.parts
+  how = settings, batches, regrouping, multiple
   spec = systems.SCHEDULES['slipstream'](*how)
   return scheduled(trainer, source, spec, depth, workers)
 
@@ -347,6 +373,7 @@ def scheduled(
     # The planner's thread calls it while the other waits for the first batch.
     lambda: _start(trainer, judged),
     engine.prefetch,
+    trainer.over,
   )
   return PlannedBatches(planner, depth, probe, judged, workers)
 
@@ -384,6 +411,8 @@ def start_watch(trainer: TrainerParts) -> None:
 
 def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
   """Checks that the trainer can follow the schedule."""
+  if trainer.over is not None:
+    check_schedule(spec)
   if spec.needs_hot:
     check_hot(trainer.engine.hot, 'skipping and regrouping need hot rows')
   skips = any(layout.skips for layout in trainer.programs.layouts)

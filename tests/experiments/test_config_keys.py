@@ -72,6 +72,8 @@ BAD = {
   'checkpoint.grace_seconds': 0.0,
   'prefetch_batches': -1,
   'workers': 0,
+  'devices': 3,
+  'parts': 3,
   'train.steps': -1,
   'train.epochs': 0,
   'train.endless_steps': 0,

@@ -1,0 +1,1 @@
+"""Which device has which row, and what devices exchange in a step."""

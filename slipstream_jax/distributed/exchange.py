@@ -1,0 +1,135 @@
+"""What devices exchange in a step: which rows, and where they come from.
+
+Each device owns a lane of rows and computes the examples of a slice, which
+consists of equal parts. Rows go from the lanes to the slices, and gradients
+come back. All of it follows from the batch's unique rows alone, so every
+process finds the same. Sizes are maxima over all lanes, slices or parts, so
+that shapes are equal on all devices.
+
+All places are such that a device reads a row, never writes one: a place past
+the last row reads 0. So each sum has a fixed order.
+"""
+
+from typing import NamedTuple, no_type_check
+
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.distributed.lanes import bounds_of
+from slipstream_jax.hashing import kernel
+from slipstream_jax.placement import bucket
+from slipstream_jax.types import Unique
+
+_SMALLEST = 64  # rows that a pair of devices exchanges, with padding
+
+
+class Exchange(NamedTuple):
+  """What W devices exchange for a batch of G parts and one group of tables.
+
+  A lane has P rows with padding, a pair of devices exchanges Q, and a part
+  looks up R.
+  """
+
+  wanted: Int[np.ndarray, 'W W Q']
+  """For each lane and slice, the places in the lane of the rows that the slice
+  looks up. P: padding."""
+  picked: Int[np.ndarray, 'G R']
+  """For each part, the places of its rows among the W * Q that its slice
+  receives. W * Q: padding."""
+  inverse: Int[np.ndarray, 'G b K']
+  """Place of each lookup of the part's examples among its rows, or -1."""
+  returned: Int[np.ndarray, 'G WQ']
+  """For each part, the place among its rows of each row that its slice has
+  received. R: the part does not look it up."""
+  summed: Int[np.ndarray, 'W W P']
+  """For each lane and slice, the place among the rows exchanged of each of the
+  lane's rows. Q: the slice does not look it up."""
+  counts: Int[np.ndarray, 'W W']
+  """Rows that each lane sends to each slice, without padding."""
+
+  @property
+  def size(self) -> int:
+    """P, rows of a lane with padding."""
+    return self.summed.shape[2]
+
+
+def exchange(unique: Unique, lanes: int, parts: int) -> Exchange:
+  """Returns what devices exchange for unique rows that are ordered by lane.
+
+  Args:
+    unique: from `in_lanes`.
+    lanes: W, which divides G.
+    parts: G, which divides the batch.
+  """
+  bounds = bounds_of(unique.rows, lanes)
+  size = bucket(int(np.diff(bounds).max()))
+  rows = len(unique.rows)
+  inverse = unique.inverse.reshape(parts, len(unique.inverse) // parts, -1)
+  of_part = np.full((parts, rows), -1, np.int32)
+  own_inverse = np.empty(inverse.shape, np.int32)
+  used = np.empty(parts, np.int64)
+  _find_parts(inverse, of_part, own_inverse, used)
+  some = bucket(int(used.max()))
+  # Whether each slice looks up each row, and the place among the exchanged.
+  by_slice = (of_part.reshape(lanes, -1, rows) >= 0).any(1)
+  before: np.ndarray = np.cumsum(by_slice, axis=1) - by_slice
+  starts = np.concatenate([before, by_slice.sum(1)[:, None]], 1)[:, bounds]
+  counts = np.diff(starts, axis=1).T
+  most = bucket(int(counts.max()), _SMALLEST)
+  wanted = np.full((lanes, lanes, most), size, np.int32)
+  summed = np.full((lanes, lanes, size), most, np.int32)
+  picked = np.full((parts, some), lanes * most, np.int32)
+  returned = np.full((parts, lanes * most), some, np.int32)
+  _find_places(
+    by_slice, of_part, bounds, wanted, summed, picked, returned, most
+  )
+  return Exchange(wanted, picked, own_inverse, returned, summed, counts)
+
+
+@kernel
+@no_type_check
+def _find_parts(
+  inverse: np.ndarray, of_part: np.ndarray, out: np.ndarray, used: np.ndarray
+) -> None:
+  """Numbers the rows of each part in the order of their first use there."""
+  for part in range(len(inverse)):
+    count, own = 0, of_part[part]
+    for example in range(inverse.shape[1]):
+      for column in range(inverse.shape[2]):
+        row = inverse[part, example, column]
+        if row >= 0 and own[row] < 0:
+          own[row] = count
+          count += 1
+        out[part, example, column] = own[row] if row >= 0 else -1
+    used[part] = count
+
+
+@kernel
+@no_type_check
+def _find_places(
+  by_slice: np.ndarray,
+  of_part: np.ndarray,
+  bounds: np.ndarray,
+  wanted: np.ndarray,
+  summed: np.ndarray,
+  picked: np.ndarray,
+  returned: np.ndarray,
+  most: int,
+) -> None:
+  lanes = len(by_slice)
+  of_slice = len(of_part) // lanes
+  for number in range(lanes):
+    for lane in range(lanes):
+      count = 0
+      for row in range(bounds[lane], bounds[lane + 1]):
+        if not by_slice[number, row]:
+          continue
+        wanted[lane, number, count] = row - bounds[lane]
+        summed[lane, number, row - bounds[lane]] = count
+        place = lane * most + count
+        for part in range(number * of_slice, (number + 1) * of_slice):
+          own = of_part[part, row]
+          if own >= 0:
+            picked[part, own] = place
+            returned[part, place] = own
+        count += 1

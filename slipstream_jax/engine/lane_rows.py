@@ -1,0 +1,278 @@
+"""Rows of a group whose lanes are on several devices.
+
+A step's block is one array over all devices, each of which has the rows of its
+lane, padded to the size of the largest. The programs are those of `apply`, run
+on all devices at once.
+"""
+
+from collections.abc import Callable
+import itertools
+from typing import Any
+
+import jax
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.engine import apply, mesh
+from slipstream_jax.engine.buffers import to_device, to_host
+from slipstream_jax.engine.counters import Counters
+from slipstream_jax.engine.device_rows import DeviceRows, Indices
+from slipstream_jax.engine.group_rows import GroupRows, lanes_of
+from slipstream_jax.engine.mesh import Devices, WHOLE
+from slipstream_jax.placement import bucket, Placement, Plan
+from slipstream_jax.placement.base import NO_ROWS
+from slipstream_jax.store.base import FirstRows, RowStore, set_rows
+from slipstream_jax.types import (
+  HotRows,
+  Positions,
+  ReassignedRows,
+  RowBlock,
+  RowIds,
+  Rows,
+  Slots,
+)
+
+Bounds = Int[np.ndarray, ' W_and_1']
+
+
+def laid_out(
+  values: Int[np.ndarray, ' n'], bounds: Bounds, past: int, size: int
+) -> Int[np.ndarray, ' W_size']:
+  """Pads the values of each lane to `size`, with numbers from `past` on."""
+  return np.concatenate(
+    [
+      apply.padded(values[start:end], past, size)
+      for start, end in itertools.pairwise(bounds)
+    ]
+  )
+
+
+def _starts(values: np.ndarray, bounds: Bounds) -> np.ndarray:
+  """Returns each lane's number for every value of the lane."""
+  return np.repeat(values[: len(bounds) - 1], np.diff(bounds))
+
+
+def _most(bounds: Bounds) -> int:
+  return bucket(int(np.diff(bounds).max()))
+
+
+def block_places(lanes: Bounds, size: int) -> Int[np.ndarray, ' U']:
+  """Returns the place of each of a plan's rows in a block of this size."""
+  starts = np.arange(len(lanes)) * (size // (len(lanes) - 1)) - lanes
+  return np.arange(lanes[-1]) + _starts(starts, lanes)
+
+
+class LaneDeviceRows(DeviceRows):
+  """Rows on several devices. Slot s of lane w is slot w * C + s of all."""
+
+  def __init__(self, block: RowBlock, rows: RowIds, devices: Devices) -> None:
+    """Takes over block and rows."""
+    super().__init__(block, rows)
+    self.devices = devices
+
+  def gather(self, slots: Slots) -> RowBlock:
+    """Returns the rows at these slots on each device, padded."""
+    padded = apply.pad_slots(slots, self.size)
+    rows: RowBlock = self.devices.run(
+      mesh.gather,
+      self.block,
+      self.devices.whole(padded),
+      whole=(1,),
+      results=WHOLE,
+    )
+    return rows
+
+  def own_slots(self, slots: Slots, bounds: Bounds, size: int) -> np.ndarray:
+    """Returns the slots of each lane's rows as its device numbers them."""
+    slots_of_lane = self.size // self.devices.lanes
+    first = _starts(np.arange(len(bounds)) * slots_of_lane, bounds)
+    own = np.where(slots < 0, -1, slots - first)
+    return laid_out(own, bounds, slots_of_lane, size)
+
+  def evicted(self, slots: Slots) -> tuple[RowBlock, Bounds]:
+    """Returns the rows at slots, each on its device, and where lanes begin."""
+    slots_of_lane = self.size // self.devices.lanes
+    ends = np.arange(self.devices.lanes + 1)
+    bounds = np.searchsorted(slots // slots_of_lane, ends)
+    at = self.own_slots(slots, bounds, _most(bounds))
+    run = self.devices.run
+    rows = run(apply.gather_slots, self.block, self.devices.split(at))
+    return rows, bounds
+
+  def write(self, plan: Plan, block: RowBlock) -> RowBlock | None:
+    """Writes those of the step's rows that have slots. See `DeviceRows`."""
+    assert plan.lanes is not None
+    loaded, (slots, positions) = self.loaded or (None, (None, None))
+    assert loaded is plan
+    self.loaded, run = None, self.devices.run
+    stored = block if len(plan.store) else None
+    some = 0 < len(plan.store) < len(plan.rows)
+    at: Any = positions if plan.store is plan.load else None
+    if some and at is None:
+      bounds = lanes_of(plan.store, plan.lanes)
+      own = plan.store - _starts(plan.lanes, bounds)
+      size = len(block.rows) // self.devices.lanes
+      at = self.devices.split(laid_out(own, bounds, size, _most(bounds)))
+    if not self.size:
+      return run(apply.gather_slots, block, at) if some else stored
+    arguments: Any = self.block, slots, block
+    if some:
+      arguments += (at,)
+      self.block, stored = run(apply.write_and_take, *arguments, donate=(0,))
+    else:
+      self.block = run(apply.write_slots, *arguments, donate=(0,))
+    self.moved_in(plan)
+    return stored
+
+
+class LaneRows(GroupRows):
+  """All rows of a group, where the device's rows are on several devices."""
+
+  def __init__(
+    self,
+    devices: Devices,
+    placement: Placement,
+    host: RowStore,
+    first: FirstRows,
+    hot: HotRows | None,
+    count: Callable[[Counters], None],
+  ) -> None:
+    """Sets all rows to their first values. See `GroupRows`."""
+    self.devices = devices
+    super().__init__(placement, host, first, hot, count)
+
+  def _on_device(
+    self, block: RowBlock, rows: RowIds | None, copies: bool = False
+  ) -> DeviceRows:
+    assert rows is not None
+    assert not copies
+    return LaneDeviceRows(block, rows, self.devices)
+
+  def _copy_of(self, rows: RowIds, size: int) -> RowBlock:
+    block: RowBlock = self.devices.split(self.host.gather(rows, size))
+    return block
+
+  def _put(self, tree: Any) -> Any:
+    return self.devices.whole(tree)
+
+  def _write(self, block: RowBlock, at: jax.Array, new: RowBlock) -> RowBlock:
+    arguments: Any = block, at, new
+    written: RowBlock = self.devices.run(
+      mesh.write, *arguments, donate=(0,), whole=(1, 2)
+    )
+    return written
+
+  def load(
+    self,
+    plan: Plan,
+    reassigned: ReassignedRows = NO_ROWS,
+    on_host: bool = False,
+  ) -> RowBlock:
+    """Returns the plan's rows on their devices. See `GroupRows.load`.
+
+    Rows of a plan without lanes, outside of training, come to the first device.
+    """
+    if plan.lanes is None:
+      return self._look_up(plan)
+    self.write_backs.settle(last=False, helpers=self.helpers)
+    if len(plan.evict):
+      assert isinstance(self.kept, LaneDeviceRows)
+      evicted = self.kept.evicted(plan.evict_slots)
+      self.write_backs.evicted(plan.evict, *evicted)
+    forwarded = self.write_backs.forwarded(plan, reassigned)
+    block, indices = self._combine(plan, plan.lanes, forwarded, reassigned)
+    self.kept.loaded = plan, indices
+    if len(reassigned):
+      there = np.isin(plan.rows, reassigned)
+      there[plan.load] = False
+      at = np.flatnonzero(there)
+      places = block_places(plan.lanes, len(block.rows))
+      block = self._with_first(block, places[at], plan.rows[at])
+    return block
+
+  def _combine(
+    self,
+    plan: Plan,
+    lanes: Bounds,
+    forwarded: tuple[RowBlock, Positions] | None,
+    reassigned: ReassignedRows,
+  ) -> tuple[RowBlock, Indices]:
+    """Returns a plan's rows on their devices, and arrays for `kept.write`."""
+    kept, split, run = self.kept, self.devices.split, self.devices.run
+    assert isinstance(kept, LaneDeviceRows)
+    room = _most(lanes)
+    if kept.size:
+      slots = split(kept.own_slots(plan.slots, lanes, room))
+      if not len(plan.load):
+        return run(apply.gather_slots, kept.block, slots), (slots, None)
+      bounds = lanes_of(plan.load, lanes)
+      own = plan.load - _starts(lanes, bounds)
+      padded = laid_out(own, bounds, room, _most(bounds))
+      positions = split(padded)
+      room = _most(bounds)
+    else:
+      bounds = lanes
+    loaded, source, held = plan.rows[plan.load], None, None
+    if forwarded is not None:
+      held, at = forwarded
+      some = np.searchsorted(np.flatnonzero(at < 0), bounds)
+      size, rows = _most(some), len(held.rows) // self.devices.lanes
+      source = split(
+        np.concatenate(
+          [
+            apply.sources(at[start:end], size, rows, room)
+            for start, end in itertools.pairwise(bounds)
+          ]
+        )
+      )
+      loaded, bounds, room = loaded[at < 0], some, size
+    block = self.devices.joined(
+      [
+        self._gather(loaded[start:end], room, reassigned)
+        for start, end in itertools.pairwise(bounds)
+      ]
+    )
+    joined = () if held is None else (held, source)
+    if not kept.size:
+      return (run(apply.join, block, *joined) if joined else block), (
+        None,
+        None,
+      )
+    arguments = kept.block, slots, block, positions, *joined
+    result = run(_assemble, *arguments, donate=(1, 3))
+    return result[0], result[1:]
+
+  def _look_up(self, plan: Plan) -> RowBlock:
+    """Returns rows outside of training, in the plan's order."""
+    self.write_backs.settle(last=True)
+    block = self.host.gather(plan.rows, bucket(len(plan.rows)))
+    at = np.flatnonzero(plan.slots >= 0)
+    if len(at):
+      kept = to_host(mesh.on_first(self.kept.gather(plan.slots[at])))
+      set_rows(block, at, jax.tree.map(lambda leaf: leaf[: len(at)], kept))
+    on_device: RowBlock = to_device(block, owned=True)
+    return on_device
+
+  def hot_rows_now(self) -> Rows:
+    """Returns the current hot rows [H, D] on each device."""
+    hot = self._hot_rows
+    slots = self.kept.slots_of(hot)
+    self.write_backs.settle(last=True)
+    missing = int((slots < 0).sum())
+    rows = self.host.gather(hot, len(hot)).rows
+    at = np.flatnonzero(slots >= 0)
+    if len(at):
+      rows[at] = to_host(self.kept.gather(slots[at]).rows)[: len(at)]
+    self._count_loads(missing, rows.nbytes // max(1, len(rows)))
+    now: Rows = self.devices.whole(rows)
+    return now
+
+
+def _assemble(
+  kept: RowBlock,
+  slots: jax.Array,
+  loaded: RowBlock,
+  positions: jax.Array,
+  *joined: Any,
+) -> tuple[RowBlock, jax.Array, jax.Array]:
+  return apply.assemble(kept, slots, loaded, positions, joined or None)

@@ -1,0 +1,330 @@
+"""Several devices as one: their mesh, and programs that run on all of them.
+
+An array is either split by its first axis, a part for each device, or whole on
+each. A program sees the part of its device. It is compiled once for all
+devices, and dispatched once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Literal
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+from jaxlib.mlir.passmanager import PassManager
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.engine import apply
+from slipstream_jax.errors import UserError
+from slipstream_jax.types import RowBlock
+
+AXIS = 'lanes'
+"""Name of the mesh's only axis."""
+SPLIT, WHOLE = Spec(AXIS), Spec()
+"""How an array is on the devices: split by its first axis, or whole on each."""
+
+
+_CALLS = {
+  'jit': 'jaxpr',
+  'pjit': 'jaxpr',
+  'closed_call': 'call_jaxpr',
+  'custom_jvp_call': 'call_jaxpr',
+  'custom_vjp_call': 'call_jaxpr',
+}
+"""Where calls have their function, by the name of the primitive."""
+
+
+class Devices(NamedTuple):
+  """The devices that train, each of which owns a lane of every group's rows."""
+
+  mesh: Mesh
+
+  @property
+  def lanes(self) -> int:
+    """W, the number of devices."""
+    return int(self.mesh.size)
+
+  @property
+  def own(self) -> tuple[int, ...]:
+    """The lanes whose devices this process has."""
+    mine = jax.process_index()
+    of_process = (device.process_index for device in self.mesh.devices)
+    return tuple(i for i, process in enumerate(of_process) if process == mine)
+
+  def split(self, tree: Any) -> Any:
+    """Puts numpy arrays on the devices, split by their first axis.
+
+    The arrays must not be written again. Every process has the same.
+    """
+    leaves, form = jax.tree.flatten(tree)
+    sizes = [len(leaf) // self.lanes for leaf in leaves]
+    parts = [
+      [
+        leaf[lane * size : (lane + 1) * size]
+        for leaf, size in zip(leaves, sizes, strict=True)
+      ]
+      for lane in self.own
+    ]
+    return jax.tree.unflatten(form, self._put(parts, SPLIT))
+
+  def whole(self, tree: Any) -> Any:
+    """Puts arrays on each device, which must not be written again."""
+    leaves, form = jax.tree.flatten(tree)
+    return jax.tree.unflatten(form, self._put([leaves] * len(self.own), WHOLE))
+
+  def settled(self, tree: Any) -> Any:
+    """Puts those arrays on each device that are on one alone."""
+    leaves, form = jax.tree.flatten(tree)
+    alone = [not isinstance(x.sharding, NamedSharding) for x in leaves]
+    moved = iter(self.whole([*itertools.compress(leaves, alone)]))
+    all_there = [
+      next(moved) if one else leaf
+      for leaf, one in zip(leaves, alone, strict=True)
+    ]
+    return jax.tree.unflatten(form, all_there)
+
+  def joined(self, blocks: Sequence[Any]) -> Any:
+    """Puts a tree of numpy arrays on each own device, as one tree of arrays."""
+    leaves, forms = zip(*map(jax.tree.flatten, blocks), strict=True)
+    return jax.tree.unflatten(forms[0], self._put(leaves, SPLIT))
+
+  def _put(self, of_lanes: Sequence[Sequence[Any]], how: Spec) -> list[Any]:
+    """Puts an equally long list of arrays on each own device."""
+    sharding = NamedSharding(self.mesh, how)
+    devices = [self.mesh.devices[lane] for lane in self.own]
+    put = jax.device_put([list(leaves) for leaves in of_lanes], devices)
+    arrays = []
+    for parts in zip(*put, strict=True):
+      shape = parts[0].shape
+      if how == SPLIT:
+        shape = self.lanes * shape[0], *shape[1:]
+      arrays.append(
+        jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+      )
+    return arrays
+
+  def run(
+    self,
+    function: Callable[..., Any],
+    *arguments: Any,
+    donate: tuple[int, ...] = (),
+    whole: tuple[int, ...] = (),
+    results: Any = SPLIT,
+  ) -> Any:
+    """Runs a function on all devices.
+
+    Args:
+      function: of the module that calls it, as it is kept.
+      *arguments: split arrays.
+      donate: which arguments may be overwritten.
+      whole: which arguments are whole on each device instead.
+      results: the same for results, a tree of `SPLIT` and `WHOLE`.
+    """
+    specs = tuple(
+      WHOLE if number in whole else SPLIT for number in range(len(arguments))
+    )
+    return _cached(function, self, specs, results, donate)(*arguments)
+
+  def compiled(
+    self,
+    function: Callable[..., Any],
+    arguments: tuple[Spec, ...],
+    results: Any,
+    donate: tuple[int, ...] = (),
+  ) -> Any:
+    """Returns a program of all devices, given how its arguments are there."""
+    mapped = jax.shard_map(
+      _without_calls(function),
+      mesh=self.mesh,
+      in_specs=arguments,
+      out_specs=results,
+      check_vma=False,
+    )
+    return Program(jax.jit(mapped, donate_argnums=donate))
+
+
+class Program:
+  """A program of all devices, compiled equally for any number of them.
+
+  XLA inlines calls and merges equal expressions in a program of several
+  devices, before it simplifies it, but not in a program of one. So a function
+  would be compiled in two ways, which differ in last bits. Here both is done
+  before XLA sees the function.
+  """
+
+  def __init__(self, function: Any) -> None:
+    """Takes a jitted function."""
+    self._function = function
+    self.compiled: dict[Any, Any] = {}
+
+  def __call__(self, *arguments: Any) -> Any:
+    """Runs the program, which is compiled once for each set of shapes."""
+    leaves, form = jax.tree.flatten(arguments)
+    key = form, *((leaf.shape, leaf.dtype) for leaf in leaves)
+    program = self.compiled.get(key)
+    if program is None:
+      lowered = self._function.lower(*arguments)
+      module = lowered.compiler_ir('stablehlo')  # what `compile` will read
+      with module.context:
+        PassManager.parse('builtin.module(cse)').run(module.operation)
+      program = self.compiled[key] = lowered.compile()
+    return program(*arguments)
+
+
+def _without_calls(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns the function without calls of jitted functions within it."""
+
+  def flat(*arguments: Any) -> Any:
+    trace = jax.make_jaxpr(function, return_shape=True)
+    closed, shapes = trace(*arguments)
+    leaves = _results(closed, jax.tree.leaves(arguments))
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+  # By which profiles name the program.
+  of: Any = getattr(function, 'func', function)
+  flat.__name__ = of.__name__
+  return flat
+
+
+def _flattened(closed: ClosedJaxpr) -> ClosedJaxpr:
+  def results(*arguments: Any) -> list[Any]:
+    return _results(closed, arguments)
+
+  flat: ClosedJaxpr = jax.make_jaxpr(results)(*closed.in_avals)
+  return flat
+
+
+def _results(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+  """Returns the results of a traced function, with all calls inlined."""
+  jaxpr, values = closed.jaxpr, dict[Any, Any]()
+
+  def read(one: Any) -> Any:
+    return one.val if isinstance(one, Literal) else values[one]
+
+  values.update(zip(jaxpr.constvars, closed.consts, strict=True))
+  values.update(zip(jaxpr.invars, arguments, strict=True))
+  for equation in jaxpr.eqns:
+    inputs = [*map(read, equation.invars)]
+    primitive, params = equation.primitive, equation.params
+    if primitive.name in _CALLS:
+      outputs = _results(params[_CALLS[primitive.name]], inputs)
+    else:
+      # Bodies of loops and branches may have calls, too.
+      params = jax.tree.map(
+        lambda one: _flattened(one) if isinstance(one, ClosedJaxpr) else one,
+        params,
+        is_leaf=lambda one: not isinstance(one, tuple | list | dict),
+      )
+      params = primitive.get_bind_params(params)
+      outputs = primitive.bind(*inputs, **params)
+      if not primitive.multiple_results:
+        outputs = [outputs]
+    values.update(zip(equation.outvars, outputs, strict=True))
+  return [*map(read, jaxpr.outvars)]
+
+
+@functools.lru_cache(maxsize=256)
+def _cached(function: Callable[..., Any], devices: Devices, *how: Any) -> Any:
+  return devices.compiled(function, *how)
+
+
+def devices_of(count: int) -> Devices:
+  """Returns the first devices. Several processes take all that they have.
+
+  Raises:
+    UserError: there are fewer, or several processes have more.
+  """
+  there = jax.devices()
+  if jax.process_count() > 1 and len(there) != count:
+    raise UserError(
+      f'{jax.process_count()} processes train on all of their {len(there)}'
+      ' devices',
+      got=count,
+      where='Trainer, devices',
+      hint='give that number',
+    )
+  if len(there) < count:
+    raise UserError(
+      f'devices must be at most the {len(there)} that JAX has here',
+      got=count,
+      where='Trainer, devices',
+      hint='ask for fewer; on a CPU the variable XLA_FLAGS='
+      f'--xla_force_host_platform_device_count={count} makes as many',
+    )
+  return Devices(Mesh(np.array(there[:count]), (AXIS,)))
+
+
+def on_first(tree: Any) -> Any:
+  """Returns arrays that are whole on each device as they are on the first."""
+  return jax.tree.map(
+    lambda leaf: (
+      leaf.addressable_data(0)
+      if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1
+      else leaf
+    ),
+    tree,
+  )
+
+
+def shards(tree: Any) -> Iterator[tuple[int, Any]]:
+  """Yields the number of each of this process's lanes, and its split arrays.
+
+  They are numpy arrays that nobody may write.
+  """
+  leaves, form = jax.tree.flatten(tree)
+
+  def start(shard: Any) -> int:
+    return shard.index[0].start or 0
+
+  parts = [sorted(leaf.addressable_shards, key=start) for leaf in leaves]
+  for of_lane in zip(*parts, strict=True):
+    lane = start(of_lane[0]) // max(1, len(of_lane[0].data))
+    arrays = [np.asarray(one.data) for one in of_lane]
+    yield lane, jax.tree.unflatten(form, arrays)
+
+
+def everywhere(tree: Any) -> Any:
+  """Returns split arrays whole on each device."""
+  return jax.tree.map(lambda leaf: lax.all_gather(leaf, AXIS, tiled=True), tree)
+
+
+def gather(block: RowBlock, slots: Int[jax.Array, ' P']) -> RowBlock:
+  """Returns rows at slots of all devices, on each of them. Zeros if past."""
+  at = _own(block, slots)
+
+  def from_all(leaf: jax.Array) -> jax.Array:
+    own = leaf.at[at].get(mode='fill', fill_value=0)
+    # As integers, because a sum of floats would lose the sign of -0.0.
+    words = jnp.dtype(f'u{own.dtype.itemsize}')
+    bits = own.astype(words)
+    if own.dtype != bool:
+      bits = lax.bitcast_convert_type(own, words)
+    total = lax.psum(bits, AXIS)
+    if own.dtype == bool:
+      return total.astype(bool)
+    return lax.bitcast_convert_type(total, own.dtype)
+
+  whole: RowBlock = jax.tree.map(from_all, block)
+  return whole
+
+
+def write(
+  block: RowBlock, slots: Int[jax.Array, ' P'], new: RowBlock
+) -> RowBlock:
+  """Writes rows, which are whole on each device, at slots of all devices."""
+  return apply.write_slots(block, _own(block, slots), new)
+
+
+def _own(block: RowBlock, slots: jax.Array) -> jax.Array:
+  """Returns the slots as the device has them, past its last if it has not."""
+  size = len(block.rows)
+  own = slots - lax.axis_index(AXIS) * size
+  # Unique also outside, as the programs promise to XLA.
+  outside = size + jnp.arange(len(slots), dtype=own.dtype)
+  return jnp.where((own >= 0) & (own < size), own, outside)

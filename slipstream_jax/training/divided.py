@@ -1,0 +1,175 @@
+"""What a step that is divided into parts refuses, before anything is trained.
+
+Row chains are refused if the update of a row depends on another row, because
+the rows of a step are on several devices. This is found by trying: the gradient
+of one row is changed, and nothing else may change.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from slipstream_jax.engine.buffers import to_device, to_host
+from slipstream_jax.engine.mesh import devices_of
+from slipstream_jax.engine.planner import Slices
+from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.placement import Placement
+from slipstream_jax.schedules.base import ScheduleSpec
+from slipstream_jax.tables import Group
+from slipstream_jax.training.recipe import Recipe, TrainState
+from slipstream_jax.transforms.row_state import RowStateLayout, split
+
+_ROWS = 4  # that show whether a chain treats each alone
+
+
+def divided(devices: Any, parts: Any) -> Slices | None:
+  """Returns how a step is divided. None: one device computes it as a whole.
+
+  Args:
+    devices: W, that share the rows and the examples.
+    parts: G, into which a batch is cut. None: 1 for one device, else 8 or W.
+
+  Raises:
+    UserError: one is no power of two, or there are fewer devices, or parts
+      than devices.
+  """
+  check_whole(devices, 1, 'Trainer, devices', 'use 1, or a power of two')
+  if parts is None:
+    parts = 1 if devices == 1 else max(8, devices)
+  for name, value in ('devices', devices), ('parts', parts):
+    where = f'Trainer, {name}'
+    check_whole(value, 1, where, 'such as 8')
+    if value & (value - 1):
+      raise UserError(
+        f'{name} must be a power of two, as gradients are added in pairs',
+        got=value,
+        where=where,
+        hint='such as 8',
+      )
+  if devices > parts:
+    raise UserError(
+      f'the devices must divide the {parts} parts of a batch',
+      got=devices,
+      where='Trainer, devices',
+      hint='take fewer devices, or more parts: a run with other parts has'
+      ' other last bits',
+    )
+  if parts == 1:
+    return None
+  devices_of(devices)
+  return Slices(devices, parts)
+
+
+def check_examples(parts: int, examples: int) -> None:
+  """Checks that a batch can be cut.
+
+  Raises:
+    UserError: the parts do not divide it.
+  """
+  if examples % parts:
+    raise UserError(
+      f'the parts must divide each batch, here one of {examples} examples',
+      got=parts,
+      where='Trainer, parts',
+      hint='take batches of a multiple of the parts',
+    )
+
+
+def check_divided(
+  recipe: Recipe,
+  layouts: Sequence[RowStateLayout],
+  state: TrainState,
+  placements: Sequence[Placement],
+  rows: str,
+) -> None:
+  """Checks that a step gives the same bits however it is divided.
+
+  Raises:
+    UserError: it would not, or it is not supported yet.
+  """
+  refused = {
+    'a model that keeps statistics of batches': bool(state.model_state),
+    f'{recipe.microbatches} microbatches': recipe.microbatches > 1,
+    'skip_stale in a row optimizer': any(one.skips for one in layouts),
+    'a recipe that skips bad steps': recipe.skips_bad_steps,
+    f'rows that cross as {rows}': rows != 'stream',
+    "placement 'swapped'": any(one.swaps for one in placements),
+  }
+  for got, is_there in refused.items():
+    if is_there:
+      refuse(got)
+  for group in recipe.tables.groups:
+    _check_rows_apart(recipe, group, recipe.layout(group))
+
+
+def check_schedule(spec: ScheduleSpec) -> None:
+  """Checks that a divided step can follow the schedule.
+
+  Raises:
+    UserError: it changes the order of examples.
+  """
+  if spec.regrouping is not None:
+    refuse('a system that changes the order of examples')
+
+
+def refuse(got: str) -> None:
+  """Raises the error for what a divided step does not support."""
+  raise UserError(
+    'a step divided into parts or over devices must not depend on how',
+    got=got,
+    where='Trainer, devices',
+    hint='leave devices and parts out, or leave this out',
+  )
+
+
+def _check_rows_apart(
+  recipe: Recipe, group: Group, layout: RowStateLayout
+) -> None:
+  """Checks that an optimizer updates each row without reading others."""
+  chain = optax.with_extra_args_support(recipe.optimizer_of(group))
+  shape = _ROWS, group.dim
+  rows = np.linspace(-1, 1, _ROWS * group.dim, dtype=np.float32).reshape(shape)
+
+  @jax.jit
+  def results(rows: jax.Array, gradients: jax.Array) -> Any:
+    state, results_of_steps = chain.init(rows), []
+    for gradient in gradients:
+      updates, state = chain.update(
+        gradient,
+        state,
+        rows,
+        batches_seen=jnp.float32(0),
+        example_weight=jnp.ones(_ROWS, jnp.float32),
+        value=jnp.float32(1),
+      )
+      own, shared = split(layout, state)
+      results_of_steps.append(((updates, *own), shared))
+    return results_of_steps
+
+  gradients = np.stack([rows * 3 + 1, rows - 2]).astype(np.float32)
+  other = gradients.copy()
+  other[:, 0] = 100 * other[:, 0] + 7
+  one, two = (
+    to_host(results(*to_device((rows, values))))
+    for values in (gradients, other)
+  )
+  for (own, shared), (own_two, shared_two) in zip(one, two, strict=True):
+    apart = [x[1:] for x in own], shared
+    if jax.tree.all(
+      jax.tree.map(
+        np.array_equal, apart, ([x[1:] for x in own_two], shared_two)
+      )
+    ):
+      continue
+    raise UserError(
+      'the update of a row must not depend on other rows, which another device'
+      ' may have',
+      got='a row optimizer that reads several rows at once',
+      where=recipe.where(group),
+      hint='leave out what clips or scales by a norm of all rows, or train on'
+      ' one device without parts',
+    )

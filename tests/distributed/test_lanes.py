@@ -1,0 +1,148 @@
+"""Ownership of rows, placements over lanes, and what devices exchange."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+import numpy as np
+import pytest
+
+from slipstream_jax.distributed.exchange import exchange
+from slipstream_jax.distributed.lanes import (
+  bounds_of,
+  in_lanes,
+  over_lanes,
+  owners,
+  rows_of,
+)
+from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.store.host_table import unique_rows
+from slipstream_jax.synthetic.proxies import PROXIES
+
+LANES = st.sampled_from([1, 2, 4, 8])
+
+
+@given(st.integers(1, 2000), st.integers(1, 70))
+def test_ownership_is_a_bijection_that_keeps_the_order(num_rows, lanes):
+  rows = np.arange(num_rows)
+  owner = owners(rows, lanes)
+  assert ((owner >= 0) & (owner < lanes)).all()
+  for lane in range(lanes):
+    own = rows[owner == lane]
+    # One row of each whole block, in the order of blocks.
+    assert len(own) in (num_rows // lanes, -(-num_rows // lanes))
+    np.testing.assert_array_equal(rows_of(lane, own // lanes, lanes), own)
+
+
+@pytest.mark.parametrize('name', ['kaggle', 'terabyte', 'avazu', 'taobao'])
+@pytest.mark.parametrize(
+  'lanes',
+  [2, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 16, 64))],
+)
+def test_unique_rows_are_balanced(name, lanes):
+  """Of a batch of 2,048 examples for each device."""
+  proxy = PROXIES[name]
+  examples = proxy.law(proxy.spec, np.arange(2048 * lanes))
+  rows = unique_rows(examples.columns.lookups, sum(proxy.spec.rows)).rows
+  counts = np.bincount(owners(rows, lanes), minlength=lanes)
+  assert counts.max() <= 1.06 * counts.mean()
+
+
+@st.composite
+def batches(draw):
+  lookups = draw(
+    hnp.arrays(np.int64, (16, draw(st.integers(1, 4))), elements=IDS)
+  )
+  return lookups, draw(LANES)
+
+
+IDS = st.integers(-1, 40)
+
+
+@given(batches())
+def test_exchange_is_that_of_dictionaries(drawn):
+  lookups, lanes = drawn
+  parts, each = 8, 8 // lanes
+  found = unique_rows(lookups, 41)
+  unique = in_lanes(found, lanes)
+  real = lookups >= 0
+  np.testing.assert_array_equal(
+    unique.rows[unique.inverse[real]], lookups[real]
+  )
+  assert (unique.inverse[~real] == -1).all()
+  assert dict(zip(unique.rows, unique.counts, strict=True)) == dict(
+    zip(found.rows, found.counts, strict=True)
+  )
+  way = exchange(unique, lanes, parts)
+  bounds = bounds_of(unique.rows, lanes)
+  lane_rows = np.full((lanes, way.size), -1)
+  for lane in range(lanes):
+    own = unique.rows[bounds[lane] : bounds[lane + 1]]
+    assert (owners(own, lanes) == lane).all()
+    lane_rows[lane, : len(own)] = own
+  padded = np.pad(lane_rows, [(0, 0), (0, 1)], constant_values=-1)
+  sent = np.stack([padded[lane][way.wanted[lane]] for lane in range(lanes)])
+  for number in range(lanes):
+    got = np.append(sent[:, number].reshape(-1), -1)
+    wanted = set(lookups.reshape(lanes, -1)[number].tolist()) - {-1}
+    # Each row that a slice looks up comes once, from its owner.
+    assert sorted(got[got >= 0].tolist()) == sorted(wanted)
+    for lane in range(lanes):
+      own = [row for row in wanted if owners(np.array([row]), lanes) == lane]
+      assert way.counts[lane, number] == len(own)
+    for part in range(number * each, (number + 1) * each):
+      rows = got[way.picked[part]]
+      looked_up = lookups.reshape(parts, -1)[part]
+      there = way.inverse[part].reshape(-1)
+      np.testing.assert_array_equal(
+        np.where(there < 0, -1, rows[there]), looked_up
+      )
+      # A gradient of each of the part's rows goes back to its place.
+      back = np.append(rows, -1)[way.returned[part]]
+      here = np.isin(got[:-1], looked_up)
+      np.testing.assert_array_equal(back, np.where(here, got[:-1], -1))
+  for lane in range(lanes):
+    # From each slice that looks a row up, its gradient arrives once.
+    for number in range(lanes):
+      got = np.append(sent[lane, number], -1)[way.summed[lane, number]]
+      wanted = lookups.reshape(lanes, -1)[number]
+      here = (lane_rows[lane] >= 0) & np.isin(lane_rows[lane], wanted)
+      np.testing.assert_array_equal(got, np.where(here, lane_rows[lane], -1))
+
+
+NAMES = ['resident', 'streamed', 'pinned']
+PLACED = {name: PLACEMENTS[name] for name in NAMES} | {
+  f'cached_{name}': cached(6, name, look_ahead=2)
+  for name in ('look_ahead', 'lru', 'lfu')
+}
+
+
+@pytest.mark.parametrize('name', PLACED)
+@given(st.lists(hnp.arrays(np.int64, (4, 3), elements=IDS), min_size=3), LANES)
+def test_a_lane_is_planned_as_a_group_of_its_own(name, batches, lanes):
+  placement = over_lanes(PLACED[name], lanes)
+  assert over_lanes(PLACED[name], lanes) == placement
+  hot = hot_rows(np.arange(5, 29, 2), 41)
+  keeps = placement.keeps(41, hot).copy()
+  state = placement.start(41, hot, None)
+  known = [in_lanes(unique_rows(one, 41, hot), lanes) for one in batches]
+  slots = len(keeps) // lanes
+  for number in range(len(known)):
+    ahead = known[number : number + 1 + placement.look_ahead]
+    state, plan = placement.plan(state, ahead)
+    lane = owners(plan.rows, lanes)
+    np.testing.assert_array_equal(
+      plan.lanes, np.searchsorted(lane, np.arange(lanes + 1))
+    )
+    has_slot = plan.slots >= 0
+    if slots:
+      assert (plan.slots[has_slot] // slots == lane[has_slot]).all()
+    np.testing.assert_array_equal(keeps[plan.evict_slots], plan.evict)
+    assert not np.isin(plan.evict, plan.rows).any()
+    there = has_slot.copy()
+    there[plan.load] = False
+    np.testing.assert_array_equal(keeps[plan.slots[there]], plan.rows[there])
+    assert (there | np.isin(np.arange(len(there)), plan.load)).all()
+    loaded = plan.load[has_slot[plan.load]]
+    keeps[plan.slots[loaded]] = plan.rows[loaded]
+    assert plan.lookups == (batches[number] >= 0).sum()

@@ -1,0 +1,279 @@
+"""The number of devices changes no number.
+
+On eight devices of a CPU. The runs are compared with those of one device that
+computes as many parts.
+"""
+
+import collections
+import functools
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import slipstream_jax as slip
+from slipstream_jax.data.numbered import ColumnBatches
+from slipstream_jax.engine.planner import Slices
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer_parts import make_parts, planned
+from tests.support import market, small
+from tests.support.small import assert_same_bits, BATCH
+
+PARTS = 8
+PLACED = {name: PLACEMENTS[name] for name in ('resident', 'streamed', 'pinned')}
+PLACED['cached'] = cached(8, look_ahead=3)
+
+
+@functools.cache
+def run(
+  devices,
+  placement='streamed',
+  optimizer='adagrad',
+  steps=12,
+  make=small.recipe,
+):
+  """All rows, their state and the rest after some steps, and the losses."""
+  length = small.STEPS if make is small.sequence_recipe else 2
+  columns = small.columns(BATCH * 8, length=length)
+  more = {} if make is small.sequence_recipe else {'length': length}
+  trainer = make_parts(
+    make(optimizer, **more),
+    PLACED[placement],
+    small.DENSE,
+    seed=3,
+    hot=small.hot(columns),
+    over=Slices(devices, PARTS),
+  )
+  source = ColumnBatches(columns, BATCH, shuffle_seed=1)
+  with planned(trainer, source, 2) as batches:
+    losses = [record.loss for record in train(trainer, batches, steps)]
+  assert len(losses) == steps
+  return *small.everything(trainer), losses
+
+
+@pytest.mark.parametrize(
+  ('devices', 'placement'),
+  [(2, 'streamed'), (4, 'streamed'), *((8, name) for name in PLACED)],
+)
+def test_devices_change_no_number(devices, placement):
+  assert_same_bits(run(devices, placement), run(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('optimizer', ['sgd', 'rowwise_adagrad', 'lazy_adam'])
+@pytest.mark.parametrize('placement', PLACED)
+def test_devices_change_no_number_of_any_optimizer(optimizer, placement):
+  one = run(1, 'streamed', optimizer, 40)
+  for devices in (2, 4, 8):
+    assert_same_bits(run(devices, placement, optimizer, 40), one)
+
+
+@pytest.mark.slow
+def test_devices_change_no_number_of_sequences():
+  one = run(1, 'streamed', 'rowwise_adagrad', 40, small.sequence_recipe)
+  for devices in (2, 4, 8):
+    other = run(devices, 'cached', 'rowwise_adagrad', 40, small.sequence_recipe)
+    assert_same_bits(other, one)
+
+
+@pytest.mark.slow
+def test_devices_change_no_number_of_half_precision():
+  make = functools.partial(small.recipe, table_dtype='bfloat16')
+  one = run(1, 'streamed', 'adagrad', 40, make)
+  for devices in (2, 8):
+    assert_same_bits(run(devices, 'cached', 'adagrad', 40, make), one)
+
+
+def start(devices, placement='streamed', of=None, **more):
+  columns = small.columns(BATCH * 8, length=2)
+  trainer = make_parts(
+    small.recipe('adagrad', length=2) if of is None else of,
+    PLACED.get(placement, placement),
+    small.DENSE,
+    seed=3,
+    hot=small.hot(columns),
+    over=Slices(devices, PARTS),
+    **more,
+  )
+  return trainer, ColumnBatches(columns, BATCH, shuffle_seed=1)
+
+
+def arguments_of_parts(devices, monkeypatch):
+  """Shapes that the program of a part has on one device, and how many run."""
+  seen = []
+  trainer, source = start(devices)
+  step = trainer.programs.over(trainer.engine.devices, PARTS)
+  compute = step._part
+
+  def spy(*arguments):
+    seen.append(
+      [x.addressable_data(0).shape for x in jax.tree.leaves(arguments)]
+    )
+    return compute(*arguments)
+
+  monkeypatch.setattr(step, '_part', spy)
+  with planned(trainer, source, 0) as batches:
+    [*train(trainer, batches, 1)]
+  return seen
+
+
+def test_the_program_of_a_part_is_the_same_for_any_devices(monkeypatch):
+  """It would differ, and so would bits, if it cut its part from a slice."""
+  one = arguments_of_parts(1, monkeypatch)
+  assert len(one) == PARTS
+  assert all(shapes == one[0] for shapes in one)
+  for devices in (2, 4, 8):
+    shapes = arguments_of_parts(devices, monkeypatch)
+    assert shapes == one[: PARTS // devices]
+
+
+def operations(devices):
+  """What XLA made of the program of a part."""
+  trainer = market.trainer(devices=devices, parts=PARTS)
+  trainer.train(market.source(), 1)
+  step = trainer.parts.programs.over(trainer.parts.engine.devices, PARTS)
+  trainer.close()
+  (compiled,) = step._part.compiled.values()
+  return collections.Counter(
+    re.findall(r'= (\w+\[\S* [\w-]+)\(', compiled.as_text())
+  )
+
+
+def test_the_program_of_a_part_is_compiled_equally_for_any_devices():
+  """Parts of one example, which XLA by itself compiles otherwise for one."""
+  one = operations(1)
+  assert sum(one.values()) > 100
+  assert operations(8) == one
+
+
+# Growing vocabularies, lists, features that share a table, two groups.
+
+
+def in_market(devices, skip='none', placing='streamed', steps=market.STEPS):
+  trainer = market.trainer(
+    placement=market.PLACINGS[placing], devices=devices, parts=PARTS
+  )
+  trainer.train(market.source(), steps, skip=market.SKIPS[skip])
+  return trainer
+
+
+@functools.cache
+def one_in_market(skip='none', steps=market.STEPS):
+  return in_market(1, skip, steps=steps)
+
+
+@pytest.mark.parametrize(
+  ('devices', 'skip', 'placing'),
+  [
+    (8, 'none', 'look_ahead'),
+    (4, 'stale', 'pinned'),
+    *(
+      pytest.param(devices, skip, placing, marks=pytest.mark.slow)
+      for devices in (2, 8)
+      for skip in ('none', 'stale', 'random')
+      for placing in market.PLACINGS
+    ),
+  ],
+)
+def test_devices_change_no_number_of_a_market(devices, skip, placing):
+  with in_market(devices, skip, placing) as trainer:
+    one = one_in_market(skip)
+    market.assert_same(trainer, one)
+    # Validation and prediction have the same bits, too.
+    held_out = market.source(market.vocabularies(), epochs=1)
+    np.testing.assert_array_equal(
+      trainer.predict(held_out), one.predict(held_out)
+    )
+
+
+@pytest.mark.parametrize(
+  ('before', 'after'),
+  [
+    (8, 2),
+    *(
+      pytest.param(*pair, marks=pytest.mark.slow)
+      for pair in ((8, 1), (8, 4), (1, 8), (2, 4))
+    ),
+  ],
+)
+@pytest.mark.parametrize('skip', ['none', 'stale'])
+def test_a_run_is_resumed_on_other_devices(before, after, skip, tmp_path):
+  first = in_market(before, skip, 'look_ahead', steps=11)
+  first.save(tmp_path)
+  first.close()
+  with market.trainer(
+    placement='pinned', devices=after, parts=PARTS
+  ) as trainer:
+    trainer.restore(tmp_path)
+    trainer.train(market.source(), market.STEPS - 11, skip=market.SKIPS[skip])
+    market.assert_same(trainer, one_in_market(skip))
+
+
+# Refusals, before anything is trained.
+
+CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
+
+
+@pytest.mark.parametrize(
+  ('devices', 'parts', 'words'),
+  [
+    (3, None, 'devices must be a power of two'),
+    (2, 12, 'parts must be a power of two'),
+    (8, 4, 'the devices must divide the 4 parts'),
+    (16, None, 'devices must be at most the 8'),
+    (0, None, 'devices must be a whole number'),
+    (2, 0, 'parts must be a whole number'),
+  ],
+)
+def test_numbers_of_devices_and_parts_are_checked(devices, parts, words):
+  with pytest.raises(UserError, match=words):
+    market.trainer(devices=devices, parts=parts)
+
+
+def test_parts_must_divide_each_batch():
+  trainer, _ = start(2)
+  columns = small.columns(20, length=2)
+  refused = pytest.raises(UserError, match='the parts must divide each batch')
+  with planned(trainer, ColumnBatches(columns, 20), 0) as batches, refused:
+    next(train(trainer, batches, 1))
+  assert trainer.inconsistent is None
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    ({'microbatches': 2}, '2 microbatches'),
+    ({'skips_bad_steps': True}, 'skips bad steps'),
+    (
+      {'row_optimizer': CLIPPED},
+      'several rows at once',
+    ),
+    (
+      {
+        'row_optimizer': optax.chain(
+          slip.adagrad(0.1), slip.skip_stale(1.0, every=8, window=2)
+        )
+      },
+      'skip_stale in a row optimizer',
+    ),
+    ({'model': small.recipe(normalization='batch').model}, 'statistics'),
+  ],
+)
+def test_what_depends_on_how_a_step_is_divided_is_refused(change, words):
+  of = small.recipe('adagrad', length=2)._replace(**change)
+  with pytest.raises(UserError, match=words):
+    start(2, of=of)
+
+
+def test_placements_schedules_and_systems_are_refused():
+  with pytest.raises(UserError, match='swapped'):
+    start(2, 'swapped')
+  with pytest.raises(UserError, match='cross as pooled'):
+    start(2, rows='pooled')
+  refused = pytest.raises(UserError, match='a skip that freezes rows')
+  with market.trainer(devices=2) as trainer, refused:
+    trainer.train(market.source(), 1, skip=market.SKIPS['rows'])
