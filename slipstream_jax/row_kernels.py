@@ -312,20 +312,33 @@ def _factors(job: Any, address: int) -> np.ndarray:
   return _floats(address, count)
 
 
+@_inline
+@no_type_check
+def _has_long_bags(job: Any) -> bool:
+  """Whether bags are worth taking feature by feature.
+
+  The rows of a table are near each other, so its most popular ones then stay in
+  the processor's cache. Short bags are faster example by example.
+  """
+  return job.columns >= 4 * job.bags
+
+
 @_kernel
 @no_type_check
 def _pool_chunk(job: Any, chunk: int) -> None:
-  """Sums the rows of each of a chunk's bags.
-
-  Bags are taken feature by feature, as the rows of a table are near each other
-  and its most popular ones then stay in the processor's cache.
-  """
-  dim, examples, columns = job.dim, job.examples, job.columns
-  inverse = _ints(job.inverse, examples * columns)
+  """Sums the rows of each of a chunk's bags."""
+  examples, dim = job.examples, job.dim
+  inverse = _ints(job.inverse, examples * job.columns)
   factors = _factors(job, job.factors)
   starts = _ints(job.starts, job.bags + 1)
+  if not _has_long_bags(job):
+    end = examples * (chunk + 1) // job.chunks
+    for example in range(examples * chunk // job.chunks, end):
+      for bag in range(job.bags):
+        _pool_bag(job, inverse, starts, factors, dim, example, bag)
+    return
   # An example of a bag costs as many units as it has lookups, and one more.
-  total = examples * (columns + job.bags)
+  total = examples * (job.columns + job.bags)
   first = total * chunk // job.chunks
   last = total * (chunk + 1) // job.chunks
   for bag in range(job.bags):
@@ -333,16 +346,30 @@ def _pool_chunk(job: Any, chunk: int) -> None:
     low = max(first - begin * examples, 0)
     high = min(last - begin * examples, unit * examples)
     for example in range(-(-low // unit), -(-high // unit)):
-      at = example * columns + starts[bag]
-      stop = example * columns + starts[bag + 1]
-      to = job.out + 4 * dim * (example * job.bags + bag)
-      # Keeps what is below 2**-126.
-      if stop - at == 1 and inverse[at] >= 0 and job.factors == 0:
-        _copy(job.source + 4 * dim * np.int64(inverse[at]), 4 * dim, to)
-      else:
-        # Minus zero, which changes nothing that is added to it.
-        start = np.float32(-0.0)
-        _sum(job.source, dim, inverse, factors, at, stop, start, to)
+      _pool_bag(job, inverse, starts, factors, dim, example, bag)
+
+
+@_inline
+@no_type_check
+def _pool_bag(
+  job: Any,
+  inverse: np.ndarray,
+  starts: np.ndarray,
+  factors: np.ndarray,
+  dim: int,
+  example: int,
+  bag: int,
+) -> None:
+  at = example * job.columns + starts[bag]
+  stop = example * job.columns + starts[bag + 1]
+  to = job.out + 4 * dim * (example * job.bags + bag)
+  # Keeps what is below 2**-126.
+  if stop - at == 1 and inverse[at] >= 0 and job.factors == 0:
+    _copy(job.source + 4 * dim * np.int64(inverse[at]), 4 * dim, to)
+  else:
+    # Minus zero, which changes nothing that is added to it.
+    start = np.float32(-0.0)
+    _sum(job.source, dim, inverse, factors, at, stop, start, to)
 
 
 @_kernel
@@ -354,6 +381,10 @@ def _parts(job: Any) -> np.ndarray:
   rows. As unique rows are ordered by table, features of different tables are
   in different parts.
   """
+  if not _has_long_bags(job):  # one part of all rows
+    whole = np.zeros((1, 3), np.int64)
+    whole[0, 1] = job.rows - 1
+    return whole
   columns, width = job.columns, job.examples * job.columns
   inverse, starts = _ints(job.inverse, width), _ints(job.starts, job.bags + 1)
   first = np.full(columns, job.rows, np.int32)
@@ -455,7 +486,7 @@ def _sort_part(
     for bag in bags:
       first = example * columns + starts[bag]
       length = np.int64(starts[bag + 1] - starts[bag])
-      for k in range(0, length, 16):
+      for k in range(0, length - 1, 16):
         prefetch(inverse.ctypes.data + 4 * (first + 4 * columns + k))
       for k in range(length):
         row = inverse[np.uint64(first + k)]

@@ -266,7 +266,8 @@ def unique_rows_of(
   if isinstance(unique, int):
     example, at = divmod(unique, len(group.columns))
     run = runs[(runs[:, 1] <= at) & (at < runs[:, 1] + runs[:, 2])][0]
-    _refuse(flat, (example, group.columns[at]), *(run[3:5] + run[5]))
+    first, end = (run[3:5] + run[5]).tolist()
+    _refuse(flat, (example, group.columns[at]), first, end)
   return unique
 
 
