@@ -16,6 +16,14 @@ Handler = Callable[[int, FrameType | None], Any]
 T = TypeVar('T')
 
 _POLL_S = 0.0005  # how often a thread checks for its turn
+# Python's own look up an enum for each handler, in most of their time.
+_get_handler: Callable[[int], Any] = getattr(
+  signal.getsignal, '__wrapped__', signal.getsignal
+)
+_set_handler: Callable[[int, Any], Any] = getattr(
+  signal.signal, '__wrapped__', signal.signal
+)
+_INTERRUPT = int(signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -28,18 +36,18 @@ def held() -> Iterator[None]:
   """
   handler = None  # only the main thread needs it, and asking takes a while
   if threading.current_thread() is threading.main_thread():
-    handler = signal.getsignal(signal.SIGINT)
+    handler = _get_handler(_INTERRUPT)
   # In a nested block the outer block decides when the delay ends.
   if not callable(handler) or isinstance(handler, _DelayedHandler):
     yield
     return
   delayed = _DelayedHandler(handler)
-  signal.signal(signal.SIGINT, delayed)
+  _set_handler(_INTERRUPT, delayed)
   try:
     yield
   finally:
     # Restored first, as the call below usually raises KeyboardInterrupt.
-    signal.signal(signal.SIGINT, handler)
+    _set_handler(_INTERRUPT, handler)
     if delayed.first is not None:
       handler(*delayed.first)
 

@@ -101,9 +101,13 @@ class Worker(Generic[T]):
         there are items, the thread ends even if they are not taken.
       name: of the thread.
     """
-    self._queue: queue.Queue[tuple[list[T], BaseException | None]]
+    # Without Python between a `put` and the thread that waits for it, which
+    # the bounded queue has much of.
+    self._queue: queue.SimpleQueue[tuple[list[T], BaseException | None]]
     # An item is in a list of one. The end, or an error, comes with none.
-    self._queue = queue.Queue(depth)
+    self._queue, self._room = queue.SimpleQueue(), queue.SimpleQueue[None]()
+    for _ in range(depth):
+      self._room.put(None)
     self._stopped, self._over = threading.Event(), False
     self._thread = threading.Thread(
       target=self._run, args=(items,), name=name, daemon=True
@@ -139,10 +143,11 @@ class Worker(Generic[T]):
     # In short waits, as nothing wakes a thread that waits for room.
     while not self._stopped.is_set():
       try:
-        self._queue.put((items, error), timeout=_WAIT_S)
-        return True
-      except queue.Full:
+        self._room.get(timeout=_WAIT_S)
+      except queue.Empty:
         continue
+      self._queue.put((items, error))
+      return True
     return False
 
   @property
@@ -173,6 +178,7 @@ class Worker(Generic[T]):
           if starves() and self._queue.empty():
             give_up()
           continue
+        self._room.put(None)
       if isinstance(error, StopIteration):
         return None
       if error is not None:
@@ -196,10 +202,10 @@ class Worker(Generic[T]):
 
 
 class Turns(NamedTuple):
-  """What happens to items between their source and the function."""
+  """The stages of an item between its source and the function."""
 
   prepare: Callable[[Any], Any]
-  """Of one item, in any order."""
+  """Prepares one item, in any order."""
   open_before: Callable[[Any], int]
   """Returns how many items before one need not have had their turn when it is
   prepared."""

@@ -24,7 +24,7 @@ _SMALLEST = 64  # rows that a pair of devices exchanges, with padding
 
 
 class Exchange(NamedTuple):
-  """What W devices exchange for a batch of G parts and one group of tables.
+  """Places that W devices exchange for a batch of G parts and one group.
 
   A lane has P rows with padding, a pair of devices exchanges Q, and a part
   looks up R.

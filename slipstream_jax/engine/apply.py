@@ -16,6 +16,7 @@ import numpy as np
 from slipstream_jax import row_kernels
 from slipstream_jax.hashing import kernel
 from slipstream_jax.placement import bucket
+from slipstream_jax.store.records import aligned
 from slipstream_jax.types import Positions, RowBlock, Slots
 
 _WIDE = 128  # bytes of a row from which XLA's gather on a CPU is slower
@@ -33,7 +34,7 @@ def pad_positions(positions: Positions, rows: int) -> Int[np.ndarray, ' Q']:
 
 def padded(slots: Slots, past: int, size: int) -> Int[np.ndarray, ' P']:
   """Returns i32[size], with numbers from `past` on for padding and for -1."""
-  out = np.empty(size, np.int32)
+  out = aligned((size,), np.int32)
   _pad(slots, past, out)
   return out
 
@@ -42,12 +43,13 @@ def padded(slots: Slots, past: int, size: int) -> Int[np.ndarray, ' P']:
 @kernel
 @no_type_check
 def _pad(slots: np.ndarray, past: int, out: np.ndarray) -> None:
-  for i in range(len(out)):
-    if i < len(slots) and slots[i] >= 0:
-      out[i] = slots[i]
-    else:
-      out[i] = past
-      past += 1
+  for i in range(len(slots)):
+    absent = slots[i] < 0
+    out[i] = past if absent else slots[i]  # without a branch
+    past += absent
+  for i in range(len(slots), len(out)):
+    out[i] = past
+    past += 1
 
 
 def sources(
@@ -58,7 +60,7 @@ def sources(
   `at` has the place of each row in the held block, or -1 if it is loaded. There
   are `loaded` and `held` rows, with padding.
   """
-  source = np.empty(size, np.int32)
+  source = aligned((size,), np.int32)
   _sources(at, loaded, held, source)
   return source
 

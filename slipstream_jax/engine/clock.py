@@ -59,7 +59,7 @@ class HostMs(NamedTuple):
   score: float = 0.0
   """Scoring its examples, and copying those that are kept."""
   rest: float = 0.0
-  """What other threads do for a trained batch."""
+  """Time that other threads take for a trained batch, in ms."""
 
 
 class Threads(NamedTuple):

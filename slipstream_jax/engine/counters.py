@@ -1,5 +1,6 @@
 """Exact counts of what training moved and used, summed over steps."""
 
+import operator
 from typing import NamedTuple
 
 from slipstream_jax.placement import Plan
@@ -36,7 +37,7 @@ class Counters(NamedTuple):
 
 def merge(a: Counters, b: Counters) -> Counters:
   """Adds two counts."""
-  return Counters(*(x + y for x, y in zip(a, b, strict=True)))
+  return Counters(*map(operator.add, a, b))
 
 
 def moved(plan: Plan, row_bytes: int) -> Counters:

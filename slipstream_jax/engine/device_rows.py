@@ -41,6 +41,7 @@ class DeviceRows:
     """Takes over block and rows."""
     self.block, self.rows, self.copies = block, rows, copies
     self.loaded: tuple[Plan, Indices] | None = None
+    self._written: RowIds | None = None  # `rows` of the last plan written
     self._by_row: Slots | None = None
 
   @property
@@ -65,6 +66,10 @@ class DeviceRows:
   def check(self, plan: Plan) -> None:
     """Raises UserError if the plan expects other rows in the slots."""
     if self.rows is None:
+      return
+    # One that was planned right after the plan written last fits, as that did.
+    forward = plan.forward
+    if forward is not None and forward.before is self._written:
       return
     for slots, planned, load in (
       # The slots of rows to load still have the rows that they replace.
@@ -99,7 +104,7 @@ class DeviceRows:
     loaded, (slots, positions) = self.loaded or (None, (None, None))
     if loaded is not plan:  # another plan was loaded last
       slots = positions = None
-    self.loaded = None
+    self.loaded, self._written = None, plan.rows
     stored = block if len(plan.store) else None
     some = 0 < len(plan.store) < len(plan.rows)
     # Most placements store what they load, and share the array.

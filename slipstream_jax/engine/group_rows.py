@@ -107,7 +107,7 @@ class WriteBackQueue:
       lanes = plan.lanes
       if lanes is not None:
         lanes = lanes_of(plan.store, lanes)
-      self.evicted(plan.rows[plan.store], block, lanes)
+      self.evicted(plan.rows.take(plan.store), block, lanes)
 
   def settle(self, *, last: bool, helpers: Helpers = ALONE) -> None:
     """Writes queued rows to the store.
@@ -342,7 +342,7 @@ class GroupRows:
       with handing_over():
         block, at_slots = apply.gather_at(kept, apply.pad_slots(slots, size))
       return block, (at_slots, None)
-    loaded, room = rows[load], bucket(len(rows))
+    loaded, room = rows.take(load), bucket(len(rows))
     if size:
       padded = apply.pad_slots(slots, size)
       positions = apply.pad_positions(load, len(padded))

@@ -63,11 +63,11 @@ class Plan(NamedTuple):
   i64[E]. None is in the batch. Only rows that may have changed are listed."""
   evict_slots: Slots = NO_ROWS
   """The slots of the evicted rows, i64[E]."""
-  forward: ForwardedRows | None = None
-  """The rows of `load` that the previous step still holds. None: not linked."""
   lanes: Int[np.ndarray, ' W_and_1'] | None = None
   """Where the rows of each device begin in `rows`. None: there is one device.
   See `distributed.lanes`."""
+  forward: ForwardedRows | None = None
+  """The rows of `load` that the previous step still holds. None: not linked."""
 
 
 class Placement(NamedTuple):
@@ -160,12 +160,11 @@ def link(previous: Plan, plan: Plan) -> Plan:
   prepared. A row in both steps would wait for two transfers. Instead, the
   device takes it from the previous step's block.
   """
-  held, rows = previous.rows[previous.store], plan.rows[plan.load]
-  at = np.full(len(rows), -1, np.int64)
-  if len(held) and len(rows):
-    # At least twice as many places as rows keep the probes short.
-    scratch = np.full(1 << (2 * len(held) - 1).bit_length(), -1, np.int32)
-    _find(held, rows, scratch, at)
+  held, rows = previous.rows.take(previous.store), plan.rows.take(plan.load)
+  at = np.empty(len(rows), np.int64)
+  # At least twice as many places as rows keep the probes short.
+  scratch = np.empty(1 << max(1, 2 * len(held) - 1).bit_length(), np.int32)
+  _find(held, rows, scratch, at)
   return plan._replace(forward=ForwardedRows(previous.rows, at))
 
 
@@ -175,6 +174,7 @@ def _find(
   held: np.ndarray, rows: np.ndarray, scratch: np.ndarray, out: np.ndarray
 ) -> None:
   """Writes the place of each row in `held`, i64[U], or -1. Both are unique."""
+  scratch[:] = -1
   for v in range(len(held)):
     scratch[place_slot(scratch, held, held[v])] = v
   for u in range(len(rows)):

@@ -16,12 +16,13 @@ stays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, no_type_check
 
 from jaxtyping import Bool
 import numpy as np
 
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.hashing import kernel
 from slipstream_jax.placement.base import (
   check_hot,
   NO_ROWS,
@@ -88,8 +89,17 @@ def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
 
 def _slots(num_hot: int, batch: Unique) -> Slots:
   assert batch.hot is not None
+  slots = np.empty(len(batch.hot), np.int64)
+  _slots_of_hot(batch.hot, num_hot, slots)
+  return slots
+
+
+@kernel
+@no_type_check
+def _slots_of_hot(hot: np.ndarray, num_hot: int, out: np.ndarray) -> None:
   # The device keeps `hot.rows` in order, so a row's place there is its slot.
-  return np.where(batch.hot < num_hot, batch.hot, np.int64(-1))
+  for u in range(len(hot)):
+    out[u] = hot[u] if hot[u] < num_hot else -1
 
 
 def _start_swapping(

@@ -125,8 +125,8 @@ class Chooser:
     if not self._alpha_checked:
       check_alpha(batch.lookups, self._settings.alpha)
       self._alpha_checked = True
-      if self._scores:
-        self._scoring.begin(batch)
+    if self._scores:  # at a restored start, too
+      self._scoring.begin(batch)
 
   def open_before(self, number: int, size: int) -> int:
     """Returns how many batches before one need not be chosen to prepare it.

@@ -36,7 +36,7 @@ class Scored(NamedTuple):
   scores: Float[np.ndarray, ' n']
   """Click probabilities, f32."""
   counted: gain.Counts
-  """Of one example in `gain.FEWER`."""
+  """Counts of one example in `gain.FEWER`."""
   lag: Float[np.ndarray, '3']
   """`gain.lag` of these, or zeros where there is no second scorer."""
 

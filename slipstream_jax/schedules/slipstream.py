@@ -101,7 +101,7 @@ class _Read(NamedTuple):
   batch: Batch | None
   """None at the end of the source."""
   number: int
-  """Of the batch in the source, from 0."""
+  """Number of the batch in the source, from 0."""
   before: State
   """Position of the source before the batch."""
   after: State

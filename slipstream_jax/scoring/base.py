@@ -56,7 +56,7 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class FrozenScorer(Protocol):
-  """What a scorer knew at one moment. Its arrays do not change."""
+  """A scorer as it was at one moment. Its arrays do not change."""
 
   def score(
     self, lookups: Lookups, dense: Float[np.ndarray, 'n I']

@@ -1,6 +1,7 @@
 """Rows in host memory: arrays of all rows, updated in place."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,13 @@ from slipstream_jax.store.base import (
   Storage,
 )
 from slipstream_jax.store.host_table import row_bytes
-from slipstream_jax.store.records import as_bytes, as_words, put
+from slipstream_jax.store.records import (
+  as_bytes,
+  as_words,
+  layout_of,
+  put,
+  take,
+)
 from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.types import RowBlock, RowIds
 
@@ -24,7 +31,8 @@ class MemoryStore:
     self._none = first.rows(np.empty(0, np.int64))
     self.num_rows = first.num_rows
     self.row_bytes = row_bytes(self._none)
-    self._table = self._none
+    self._layout = layout_of(self._none)
+    self._set(self._none)
     self.before_write: BeforeWrite = ignore_writes
 
   @property
@@ -35,36 +43,35 @@ class MemoryStore:
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
   ) -> RowBlock:
     """Returns copies of rows, padded with zeros to `size` rows."""
-    leaves = self._table.rows, *self._table.state
-    out = [np.empty((size, *x.shape[1:]), x.dtype) for x in leaves]
-
-    def copy(part: slice) -> None:
-      for leaf, values in zip(leaves, out, strict=True):
-        # 'clip' writes directly to `out`, as the rows are within bounds.
-        into = values[: len(rows)][part]
-        np.take(leaf, rows[part], axis=0, out=into, mode='clip')
-
-    helpers.run(copy, len(rows), len(rows) * self.row_bytes)
-    for values in out:
+    block = self._layout.empty(size)
+    self._copy(take, rows, block, helpers)
+    for values in (block.rows, *block.state):
       values[len(rows) :] = 0
-    return RowBlock(out[0], tuple(out[1:]))
+    return block
 
   def scatter(
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
   ) -> None:
     """Writes the first U rows of a block."""
     self.before_write(rows)
-    leaves = self._table.rows, *self._table.state
+    self._copy(put, rows, block, helpers)
+
+  def _copy(
+    self, copy: Any, rows: RowIds, block: RowBlock, helpers: Helpers
+  ) -> None:
+    """Copies rows between the table and the first rows of a block."""
+    leaves = (block.rows, *block.state)
     pairs = [
-      as_words(as_bytes(leaf), as_bytes(values))
-      for leaf, values in zip(leaves, (block.rows, *block.state), strict=True)
+      (own, as_bytes(leaf).view(own.dtype))
+      for own, leaf in zip(self._words, leaves, strict=True)
     ]
 
-    def copy(part: slice) -> None:
-      for leaf, values in pairs:
-        put(leaf, rows[part], values[part])
+    def copy_part(part: slice) -> None:
+      at = rows[part]
+      for own, leaf in pairs:
+        copy(own, at, leaf[part])
 
-    helpers.run(copy, len(rows), len(rows) * self.row_bytes)
+    helpers.run(copy_part, len(rows), len(rows) * self.row_bytes)
 
   def prefetch(self, rows: RowIds) -> None:
     """Does nothing, as all rows are in memory."""
@@ -72,7 +79,7 @@ class MemoryStore:
   def reset(self, first: FirstRows) -> None:
     """Sets all rows to their first values."""
     self.drop()  # frees memory before allocating more
-    self._table = first.block()
+    self._set(first.block())
 
   def table(self) -> RowBlock:
     """Returns the store's own arrays."""
@@ -81,7 +88,14 @@ class MemoryStore:
   def drop(self) -> None:
     """Frees the arrays."""
     self.before_write(None)
-    self._table = self._none
+    self._set(self._none)
+
+  def _set(self, table: RowBlock) -> None:
+    self._table = table
+    self._words = [
+      as_words(as_bytes(leaf), as_bytes(leaf[:0]))[0]
+      for leaf in (table.rows, *table.state)
+    ]
 
   def close(self) -> None:
     """Does nothing, as there are no threads or files."""

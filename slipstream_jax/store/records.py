@@ -11,6 +11,9 @@ from slipstream_jax.hashing import kernel
 from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.types import RowBlock
 
+# bytes, required by XLA's CPU backend to share memory instead of copying
+_ALIGNMENT = 64
+
 Records = UInt8[np.ndarray, '_records width']
 """Records of some rows. Each has the bytes of its leaves, the row first."""
 
@@ -34,7 +37,7 @@ class Layout(NamedTuple):
   def empty(self, size: int) -> RowBlock:
     """Returns a block of `size` rows of any values."""
     rows, *state = (
-      np.empty((size, *leaf.shape[1:]), leaf.dtype)
+      aligned((size, *leaf.shape[1:]), leaf.dtype)
       for leaf in (self.none.rows, *self.none.state)
     )
     return RowBlock(rows, tuple(state))
@@ -75,6 +78,15 @@ class Layout(NamedTuple):
         copy(own, at[part], leaf[part])
 
     helpers.run(copy_part, len(at), len(at) * self.width)
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+  """Returns an array of any values, which XLA's CPU backend need not copy."""
+  nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+  memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+  start = -memory.ctypes.data % _ALIGNMENT
+  whole = memory[start : start + nbytes].view(dtype)
+  return whole.reshape(shape)
 
 
 def layout_of(none: RowBlock) -> Layout:

@@ -18,7 +18,12 @@ from jax.profiler import StepTraceAnnotation, TraceAnnotation
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.engine.buffers import to_device, to_host, to_step
+from slipstream_jax.engine.buffers import (
+  handing_over,
+  to_device,
+  to_host,
+  to_step,
+)
 from slipstream_jax.engine.counters import Counters, merge, moved
 from slipstream_jax.engine.engine import Engine, Plans
 from slipstream_jax.engine.lane_rows import block_places
@@ -316,17 +321,21 @@ def update_step(
     batches_seen,
     item.row_weights,
   )
+  # Several programs read them.
   watched: Any = _row_index(trainer, item.plans, blocks), _places(trainer, item)
-  # These arrays belong to the planner or to admitted batches. They are not
-  # written again.
-  if rows == 'stream':
-    inputs, watched = to_step((inputs, watched))
-  else:
+  if watched != (None, None):
     watched = to_step(watched)
-  return _guarded(
-    trainer,
-    lambda: trainer.update(trainer.state, blocks, *inputs, *watched, rows),
-  )
+
+  def update_all() -> tuple[TrainState, Blocks, jax.Array]:
+    # The inputs belong to the planner or to admitted batches. They are not
+    # written again.
+    with handing_over():
+      updated: tuple[TrainState, Blocks, jax.Array] = trainer.update(
+        trainer.state, blocks, *inputs, *watched, rows
+      )
+    return updated
+
+  return _guarded(trainer, update_all)
 
 
 def _over_parts(

@@ -204,7 +204,7 @@ def test_taobao_trains_skips_and_reports(tmp_path, capsys):
   assert 0 < summary['auc'] < 1
   for changes, said in (
     ({'data.format': 'tabao'}, "movielens, tfds, got 'tabao'"),
-    ({'model.name': 'tsbm'}, "dlrm, tbsm, or my_module:function, got 'tsbm'"),
+    ({'model.name': 'tsbm'}, "hstu, or my_module:function, got 'tsbm'"),
     ({'data.bad_lines': 0}, 'line 4001, column time'),
   ):
     config = config_of(taobao, 'smoke', **some, **changes)

@@ -39,10 +39,9 @@ def test_the_step_is_the_real_one(measured):
   assert trainer.update == update
 
 
-def test_a_step_of_pinned_rows_starts_four_programs(measured):
-  # What is brought for the rows, and for the step; rows together, the step,
-  # and rows apart.
-  assert budget.dispatches(*measured) == 4
+def test_a_step_of_pinned_rows_starts_three_programs(measured):
+  # Rows together, the step, and rows apart.
+  assert budget.dispatches(*measured) == 3
 
 
 def test_rates_are_of_all_workers_with_and_without_a_step(measured):
