@@ -478,37 +478,34 @@ def _sort_part(
   inverse, starts = _ints(job.inverse, width), _ints(job.starts, job.bags + 1)
   order, ordered = _ints(job.order, width), _floats(job.ordered, width)
   factors = _floats(job.factors, width)
+  own, numbers = np.empty(columns, np.uint64), np.empty(columns, np.int32)
+  count = 0
+  for bag in bags:
+    for column in range(starts[bag], starts[bag + 1]):
+      own[count], numbers[count] = column, bag
+      count += 1
   # Unsigned, so that no index is taken from the end.
   base, all_bags = np.uint64(begin), job.bags
   weighted = job.factors != 0
   ends[:] = 0
   for example in range(job.examples):
-    for bag in bags:
-      first = example * columns + starts[bag]
-      length = np.int64(starts[bag + 1] - starts[bag])
-      for k in range(0, length - 1, 16):
-        prefetch(inverse.ctypes.data + 4 * (first + 4 * columns + k))
-      for k in range(length):
-        row = inverse[np.uint64(first + k)]
-        if row >= 0:
-          ends[np.uint64(row) - base] += np.int32(1)
+    first = np.uint64(example * columns)
+    for k in range(count):
+      row = inverse[first + own[k]]
+      if row >= 0:
+        ends[np.uint64(row) - base] += np.int32(1)
   for row in range(len(ends)):  # first where each row's bags start
-    own = ends[row]
-    ends[row] = total
-    total += own
+    total, ends[row] = total + ends[row], total
   for example in range(job.examples):
-    for bag in bags:
-      first = example * columns + starts[bag]
-      length = np.int64(starts[bag + 1] - starts[bag])
-      number = np.int32(example * all_bags + bag)
-      for k in range(length):
-        row = inverse[np.uint64(first + k)]
-        if row >= 0:
-          at = ends[np.uint64(row) - base]
-          order[np.uint64(at)] = number
-          if weighted:
-            ordered[np.uint64(at)] = factors[np.uint64(first + k)]
-          ends[np.uint64(row) - base] = at + np.int32(1)
+    first, number = np.uint64(example * columns), np.int32(example * all_bags)
+    for k in range(count):
+      row = inverse[first + own[k]]
+      if row >= 0:
+        at = ends[np.uint64(row) - base]
+        order[np.uint64(at)] = number + numbers[k]
+        if weighted:
+          ordered[np.uint64(at)] = factors[first + own[k]]
+        ends[np.uint64(row) - base] = at + np.int32(1)
 
 
 @_kernel
