@@ -7,7 +7,7 @@ from typing import Any
 import ml_collections
 from rich.console import Console
 
-from experiments.common import report
+from experiments.common import interrupts, report
 from experiments.common.datasets import raw_data
 from experiments.common.progress import Bar
 from slipstream_jax.errors import UserError
@@ -73,6 +73,7 @@ def _prepare(console: Console, data: ml_collections.ConfigDict) -> None:
   with Bar(console, None, '%', begin.phase) as bar:
     phase = ''
     for at in work:
+      interrupts.check()  # Python drops what a signal raises in a callback
       if at.phase != phase:
         phase = at.phase
         bar.begin(phase, at.total or None)

@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 from tests.support.programs import finished
 from tests.support.runs import assert_one_sentence
 
@@ -48,3 +50,23 @@ def test_embeddings_alone_are_timed_under_each_placement(tmp_path):
   assert all(line['best turn'] >= line['median'] > 0 for line in lines)
   assert {line['lookups'] for line in lines} == {'2', 'mlperf'}
   assert all(line['of copy rate'] > 0 for line in lines)
+
+
+@pytest.mark.slow
+def test_numbers_of_devices_are_compared(tmp_path):
+  command = [sys.executable, '-m', 'experiments.bench.devices']
+  output = tmp_path / 'figures.json'
+  small = ['--config=configs/criteo.py:smoke', '--config.data.batch_size=64']
+  short = ['--devices=8', '--rounds=2', '--steps=3', '--most_devices=2']
+  done = finished([*command, *small, *short, f'--output={output}'])
+  assert (done.returncode, done.stderr) == (0, '')
+  _, steps, collectives, balance = json.loads(output.read_text()).values()
+  whole, divided = steps
+  assert (whole['devices'], whole['parts'], whole['sent']) == (1, 1, 0)
+  # A part for each device: send, part, add, update, and those of placement.
+  assert (divided['devices'], divided['parts'], divided['started']) == (8, 8, 6)
+  assert divided['compiled'] > 0
+  assert divided['sent'] > 0
+  assert divided['busiest'] >= 1
+  assert [line['KiB'] for line in collectives] == [4, 64, 1024, 8192]
+  assert all(1 <= line['2'] <= 2 for line in balance)
