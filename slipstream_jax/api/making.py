@@ -333,6 +333,13 @@ def opened(source: Source) -> UnboundExamples | BatchSource:
     return source
   if isinstance(source, CheckpointableIterator):
     return SourceWrapper(source)
+  if isinstance(source, tuple | Mapping | np.ndarray):
+    raise UserError(
+      'a source must have batches',
+      got=f'a {type(source).__name__} of columns',
+      where='Trainer, source',
+      hint='give slip.batches(dense, ids, clicks, batch_size=1024)',
+    )
   return batches(source)
 
 

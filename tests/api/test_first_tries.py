@@ -87,6 +87,21 @@ def test_a_source_without_end_or_at_its_end():
       trainer.evaluate(shop.held_out(None))
 
 
+def test_columns_are_no_batches():
+  columns = {'user': shop.USERS, 'item': shop.ITEMS}
+  wrong = columns, (columns, shop.CLICKS), shop.CLICKS
+  with shop.trainer() as trainer:
+    for given in wrong:
+      for call in (
+        trainer.train,
+        trainer.evaluate,
+        trainer.predict,
+        lambda given: trainer.train(shop.held_out(), validation=given),
+      ):
+        with pytest.raises(UserError, match=r'of columns .*give slip.batches'):
+          call(given)
+
+
 def test_mistakes_of_arguments():
   for arguments, message in (
     ({'placement': 'fast'}, r'one of resident, .*, or cached\(rows\), got'),
