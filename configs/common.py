@@ -272,7 +272,8 @@ def training(config: ConfigDict) -> None:
   # Folder for the file of rows, which is removed after the run. None: the
   # system's folder of temporary files.
   config.store.path = placeholder(str)
-  config.devices = 1  # devices that share rows and examples
+  config.devices = 1  # devices of all processes that share rows and examples
+  config.processes = 1  # as many as `experiments.launch` starts
   # Equal parts of a batch. The bits of a run depend on them, and not on the
   # number of devices. None: 1 for one device, else 8.
   config.parts = placeholder(int)

@@ -58,7 +58,7 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop, retrieval
-from slipstream_jax.training.divided import divided
+from slipstream_jax.training.divided import check_one_process, divided
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import (
   check_metrics,
@@ -291,6 +291,8 @@ class Trainer:
     plan.check(validation is not None)
     if patience is not None and monitor is None:
       check_watched(self._metrics)
+    if patience is not None:
+      check_one_process('patience, whose best state is kept on one machine')
     again = False
     if epochs is None:
       self._check_end(source, steps)
@@ -572,8 +574,11 @@ class Trainer:
       else:
         now = current.planned.get_state()
         position = self._states.saved(current.source, now)
-      with contextlib.closing(Checkpoints(path)) as checkpoints:
-        return checkpoints.save(self.parts, position)
+      try:
+        with contextlib.closing(Checkpoints(path)) as checkpoints:
+          return checkpoints.save(self.parts, position)
+      finally:
+        self.parts.engine.meet()  # the others must find what is written
 
     return self._maker.turns.run(save)
 
@@ -656,8 +661,13 @@ class Trainer:
         )
       self.parts.check_consistent()
       facts = facts_of(given, self.parts)
-      how = dtype, batch_sizes, platforms
-      write_export(self.parts, path, facts, *how)
+      how, engine = (dtype, batch_sizes, platforms), self.parts.engine
+      engine.share_rows()
+      try:
+        if engine.is_first:
+          write_export(self.parts, path, facts, *how)
+      finally:
+        engine.meet()
 
     self._maker.turns.run(write)
 

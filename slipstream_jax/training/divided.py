@@ -59,7 +59,7 @@ def divided(devices: Any, parts: Any) -> Slices | None:
       hint='take fewer devices, or more parts: a run with other parts has'
       ' other last bits',
     )
-  if parts == 1:
+  if parts == 1 and jax.process_count() == 1:
     return None
   devices_of(devices)
   return Slices(devices, parts)
@@ -116,6 +116,21 @@ def check_schedule(spec: ScheduleSpec) -> None:
   """
   if spec.regrouping is not None:
     refuse('a system that changes the order of examples')
+
+
+def check_one_process(got: str) -> None:
+  """Checks that there are not several processes, for what needs one alone.
+
+  Raises:
+    UserError: there are, given what was asked for.
+  """
+  if jax.process_count() > 1:
+    raise UserError(
+      f'what {jax.process_count()} processes share must be in reach of all',
+      got=got,
+      where='Trainer',
+      hint='leave it out, or train in one process',
+    )
 
 
 def refuse(got: str) -> None:

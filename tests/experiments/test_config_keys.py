@@ -19,6 +19,7 @@ CONFIGS = {
 # another one has to be named.
 BAD = {
   'seed': -1,
+  'processes': 0,
   'data.batch_size': 0,
   'data.proxy': 'tera',
   'data.source': 'nowhere:data',
