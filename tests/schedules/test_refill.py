@@ -22,7 +22,7 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.store.host_table import row_weights, unique_rows
+from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts
 from slipstream_jax.training.trainer_parts import slipstream as skipping
@@ -144,7 +144,8 @@ def test_rows_feel_how_many_examples_one_stands_for():
       (plan,), (weights,) = item.plans, item.row_weights
       batch = item.batch
       stands_for = batch.weights * (64 / len(batch.labels))
-      unique = unique_rows(batch.lookups, trainer.engine.tables.num_rows)
+      (group,) = trainer.engine.tables.groups
+      unique = unique_rows_of(batch.lookups, group)
       np.testing.assert_array_equal(plan.rows, unique.rows)
       expected = row_weights(unique.inverse, stands_for, len(weights))
       np.testing.assert_allclose(weights, expected, rtol=1e-6)
