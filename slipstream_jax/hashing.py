@@ -14,9 +14,13 @@ and has a power of two slots, more than it has keys. It comes in two layouts:
 """
 
 import hashlib
-from typing import no_type_check
+from typing import Any, no_type_check
 
+from llvmlite import ir
 import numba
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 import numpy as np
 
 # Kernels are marked no_type_check because numba cannot compile what jaxtyping's
@@ -212,3 +216,19 @@ def place_slot(places: np.ndarray, keys: np.ndarray, key: int) -> np.int64:
   while places[slot] >= 0 and keys[places[slot]] != key:
     slot = (slot + 1) & mask
   return slot
+
+
+@intrinsic
+@no_type_check
+def prefetch(typing: Any, address: Any) -> Any:
+  """Has the processor read an address into its caches."""
+
+  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+    name = 'llvm.prefetch.p0i8'
+    call = cgutils.get_or_insert_function(builder.module, kind, name)
+    into_all_caches = (word(x) for x in (0, 3, 1))
+    builder.call(call, [builder.inttoptr(args[0], byte), *into_all_caches])
+
+  return types.void(types.int64), codegen

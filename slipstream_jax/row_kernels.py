@@ -25,6 +25,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 import numpy as np
 
+from slipstream_jax.hashing import prefetch
+
 POOL, SPREAD = 'slipstream_pool_bags', 'slipstream_spread_bags'
 TAKE, UPDATE = 'slipstream_take_rows', 'slipstream_update_rows'
 """Names of the targets, which JAX's cache of compiled programs keeps."""
@@ -198,20 +200,6 @@ def _store(typing: Any, vector: Any, address: Any) -> Any:
   return types.void(vector, types.int64), codegen
 
 
-@intrinsic
-@no_type_check
-def _prefetch(typing: Any, address: Any) -> Any:
-  def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-    name = 'llvm.prefetch.p0i8'
-    call = cgutils.get_or_insert_function(builder.module, kind, name)
-    into_all_caches = (word(x) for x in (0, 3, 1))
-    builder.call(call, [builder.inttoptr(args[0], byte), *into_all_caches])
-
-  return types.void(types.int64), codegen
-
-
 @_inline
 @no_type_check
 def _sum_lanes(
@@ -230,7 +218,7 @@ def _sum_lanes(
   for at in range(first, end):
     soon = source + 4 * dim * max(0, np.int64(items[min(at + _AHEAD, last)]))
     for line in range(0, 4 * lanes, 64):
-      _prefetch(soon + line)
+      prefetch(soon + line)
     if items[at] >= 0:
       row = _load(source + 4 * dim * np.int64(items[at]), lanes)
       if len(factors):
@@ -309,11 +297,11 @@ _JOB = np.dtype(
       *('next', 'chunks', 'kind', 'source', 'inverse', 'starts', 'out'),
       *('ends', 'order', 'examples', 'columns', 'bags', 'rows', 'dim'),
       *('factors', 'ordered', 'frozen', 'touched', 'squares', 'numbers'),
-      *('others', 'more'),
+      *('others', 'more', 'parts', 'count'),
     )
   ]
 )
-_POOLS, _SPREADS, _UPDATES, _TAKES = range(4)  # kinds of jobs
+_POOLS, _SPREADS, _UPDATES, _TAKES, _SORTS = range(5)  # kinds of jobs
 
 
 @_inline
@@ -324,58 +312,200 @@ def _factors(job: Any, address: int) -> np.ndarray:
   return _floats(address, count)
 
 
+@_inline
+@no_type_check
+def _has_long_bags(job: Any) -> bool:
+  """Whether bags are worth taking feature by feature.
+
+  The rows of a table are near each other, so its most popular ones then stay in
+  the processor's cache. Short bags are faster example by example.
+  """
+  return job.columns >= 4 * job.bags
+
+
 @_kernel
 @no_type_check
-def _pool_chunk(job: Any, first: int, end: int) -> None:
-  """Sums the rows of each bag of the examples `first` to `end`."""
-  dim = job.dim
-  inverse = _ints(job.inverse, job.examples * job.columns)
+def _pool_chunk(job: Any, chunk: int) -> None:
+  """Sums the rows of each of a chunk's bags."""
+  examples, dim = job.examples, job.dim
+  inverse = _ints(job.inverse, examples * job.columns)
   factors = _factors(job, job.factors)
   starts = _ints(job.starts, job.bags + 1)
-  to = job.out + 4 * dim * first * job.bags
-  for example in range(first, end):
-    for bag in range(job.bags):
-      at = example * job.columns + starts[bag]
-      stop = example * job.columns + starts[bag + 1]
-      # Keeps what is below 2**-126.
-      if stop - at == 1 and inverse[at] >= 0 and job.factors == 0:
-        _copy(job.source + 4 * dim * np.int64(inverse[at]), 4 * dim, to)
-      else:
-        # Minus zero, which changes nothing that is added to it.
-        start = np.float32(-0.0)
-        _sum(job.source, dim, inverse, factors, at, stop, start, to)
-      to += 4 * dim
+  if not _has_long_bags(job):
+    end = examples * (chunk + 1) // job.chunks
+    for example in range(examples * chunk // job.chunks, end):
+      for bag in range(job.bags):
+        _pool_bag(job, inverse, starts, factors, dim, example, bag)
+    return
+  # An example of a bag costs as many units as it has lookups, and one more.
+  total = examples * (job.columns + job.bags)
+  first = total * chunk // job.chunks
+  last = total * (chunk + 1) // job.chunks
+  for bag in range(job.bags):
+    begin, unit = starts[bag] + bag, starts[bag + 1] - starts[bag] + 1
+    low = max(first - begin * examples, 0)
+    high = min(last - begin * examples, unit * examples)
+    for example in range(-(-low // unit), -(-high // unit)):
+      _pool_bag(job, inverse, starts, factors, dim, example, bag)
+
+
+@_inline
+@no_type_check
+def _pool_bag(
+  job: Any,
+  inverse: np.ndarray,
+  starts: np.ndarray,
+  factors: np.ndarray,
+  dim: int,
+  example: int,
+  bag: int,
+) -> None:
+  at = example * job.columns + starts[bag]
+  stop = example * job.columns + starts[bag + 1]
+  to = job.out + 4 * dim * (example * job.bags + bag)
+  # Keeps what is below 2**-126.
+  if stop - at == 1 and inverse[at] >= 0 and job.factors == 0:
+    _copy(job.source + 4 * dim * np.int64(inverse[at]), 4 * dim, to)
+  else:
+    # Minus zero, which changes nothing that is added to it.
+    start = np.float32(-0.0)
+    _sum(job.source, dim, inverse, factors, at, stop, start, to)
 
 
 @_kernel
 @no_type_check
-def _sort(job: Any) -> None:
-  """Lists the bags that look up each row, and factors, by order of lookups."""
+def _parts(job: Any) -> np.ndarray:
+  """Splits bags into parts that share no row, i64[parts, 3].
+
+  A part is its first and last row and how many lookups it has, in the order of
+  rows. As unique rows are ordered by table, features of different tables are
+  in different parts.
+  """
+  if not _has_long_bags(job):  # one part of all rows
+    whole = np.zeros((1, 3), np.int64)
+    whole[0, 1] = job.rows - 1
+    return whole
+  columns, width = job.columns, job.examples * job.columns
+  inverse, starts = _ints(job.inverse, width), _ints(job.starts, job.bags + 1)
+  first = np.full(columns, job.rows, np.int32)
+  last, count = np.full(columns, -1, np.int32), np.zeros(columns, np.int32)
+  for example in range(job.examples):
+    some = inverse[example * columns : (example + 1) * columns]
+    for k in range(columns):  # in registers, many columns at a time
+      row = some[k]
+      first[k] = min(first[k], row if row >= 0 else first[k])
+      last[k] = max(last[k], row)
+      count[k] += row >= 0
+  parts, number = np.empty((job.bags, 3), np.int64), 0
+  for bag in range(job.bags):
+    low, high, lookups = job.rows, -1, 0
+    for k in range(starts[bag], starts[bag + 1]):
+      low, high = min(low, first[k]), max(high, last[k])
+      lookups += count[k]
+    if high < 0:
+      continue
+    # Takes in all parts with rows in between, and goes before the next one.
+    at = 0
+    while at < number and parts[at, 1] < low:
+      at += 1
+    end = at
+    while end < number and parts[end, 0] <= high:
+      low, high = min(low, parts[end, 0]), max(high, parts[end, 1])
+      lookups += parts[end, 2]
+      end += 1
+    rest = parts[end:number].copy()
+    parts[at, 0], parts[at, 1], parts[at, 2] = low, high, lookups
+    number = at + 1 + len(rest)
+    parts[at + 1 : number] = rest
+  return parts[:number]
+
+
+@_kernel
+@no_type_check
+def _sort_chunk(job: Any, chunk: int) -> None:
+  """Lists the bags that look up each row, and factors, by order of lookups.
+
+  It does so for the rows of some parts. What it needs of a part fits the
+  processor's cache.
+  """
+  parts = _longs(job.parts, 3 * job.count).reshape(-1, 3)
   inverse = _ints(job.inverse, job.examples * job.columns)
   starts, ends = _ints(job.starts, job.bags + 1), _ints(job.ends, job.rows)
-  order = _ints(job.order, len(inverse))
-  factors = _floats(job.factors, len(inverse))
-  ordered = _floats(job.ordered, len(inverse))
-  ends[:] = 0
-  for row in inverse:
-    if row >= 0:
-      ends[row] += 1
+  own = np.empty(job.bags, np.int64)
   total = 0
-  for row in range(len(ends)):  # first where each row's bags start
-    own = ends[row]
-    ends[row] = total
-    total += own
-  number = 0
+  for part in range(job.count):
+    begin = 0 if part == 0 else parts[part, 0]
+    end = job.rows if part + 1 == job.count else parts[part + 1, 0]
+    if part % job.chunks == chunk:
+      number = 0
+      for bag in range(job.bags):
+        if _is_within(job, inverse, starts, bag, begin, end):
+          own[number] = bag
+          number += 1
+      _sort_part(job, own[:number], ends[begin:end], begin, total)
+    total += parts[part, 2]
+
+
+@_kernel
+@no_type_check
+def _is_within(
+  job: Any,
+  inverse: np.ndarray,
+  starts: np.ndarray,
+  bag: int,
+  begin: int,
+  end: int,
+) -> bool:
+  """Whether a bag looks up rows of this range, and so no others."""
   for example in range(job.examples):
-    for bag in range(job.bags):
-      for at in range(starts[bag], starts[bag + 1]):
-        row = inverse[example * job.columns + at]
-        if row >= 0:
-          order[ends[row]] = number
-          if job.factors != 0:
-            ordered[ends[row]] = factors[example * job.columns + at]
-          ends[row] += 1
-      number += 1
+    for k in range(starts[bag], starts[bag + 1]):
+      row = inverse[example * job.columns + k]
+      if row >= 0:
+        return begin <= row < end
+  return False
+
+
+@_kernel
+@no_type_check
+def _sort_part(
+  job: Any, bags: np.ndarray, ends: np.ndarray, begin: int, total: int
+) -> None:
+  """Runs `_sort_chunk` for the rows from `begin` on, which some bags look up.
+
+  The rows before them have `total` lookups.
+  """
+  columns, width = job.columns, job.examples * job.columns
+  inverse, starts = _ints(job.inverse, width), _ints(job.starts, job.bags + 1)
+  order, ordered = _ints(job.order, width), _floats(job.ordered, width)
+  factors = _floats(job.factors, width)
+  own, numbers = np.empty(columns, np.uint64), np.empty(columns, np.int32)
+  count = 0
+  for bag in bags:
+    for column in range(starts[bag], starts[bag + 1]):
+      own[count], numbers[count] = column, bag
+      count += 1
+  # Unsigned, so that no index is taken from the end.
+  base, all_bags = np.uint64(begin), job.bags
+  weighted = job.factors != 0
+  ends[:] = 0
+  for example in range(job.examples):
+    first = np.uint64(example * columns)
+    for k in range(count):
+      row = inverse[first + own[k]]
+      if row >= 0:
+        ends[np.uint64(row) - base] += np.int32(1)
+  for row in range(len(ends)):  # first where each row's bags start
+    total, ends[row] = total + ends[row], total
+  for example in range(job.examples):
+    first, number = np.uint64(example * columns), np.int32(example * all_bags)
+    for k in range(count):
+      row = inverse[first + own[k]]
+      if row >= 0:
+        at = ends[np.uint64(row) - base]
+        order[np.uint64(at)] = number + numbers[k]
+        if weighted:
+          ordered[np.uint64(at)] = factors[first + own[k]]
+        ends[np.uint64(row) - base] = at + np.int32(1)
 
 
 @_kernel
@@ -479,7 +609,7 @@ def _take_chunk(job: Any, first: int, end: int) -> None:
   for i in range(first, end):
     soon = _place(job, places[min(i + _AHEAD, end - 1)])
     for line in range(0, nbytes, 64):
-      _prefetch(soon + line)
+      prefetch(soon + line)
     row, out = _place(job, places[i]), job.out + nbytes * i
     if row != 0:
       _copy(row, nbytes, out)
@@ -523,7 +653,9 @@ def _take_part(address: int) -> None:
     first = job.examples * chunk // job.chunks
     end = job.examples * (chunk + 1) // job.chunks
     if job.kind == _POOLS:
-      _pool_chunk(job, first, end)
+      _pool_chunk(job, chunk)
+    elif job.kind == _SORTS:
+      _sort_chunk(job, chunk)
     elif job.kind == _TAKES:
       _take_chunk(job, first, end)
     else:
@@ -580,6 +712,19 @@ def _run(job: Any, nbytes: int) -> None:
   for i in range(1, count):
     if ids[i] != 0:
       _join(ids[i], 0)
+
+
+@_kernel
+@no_type_check
+def _sort(jobs: np.ndarray) -> None:
+  """Sorts the bags of a job by rows, which the sums of gradients read."""
+  parts, sorting = _parts(jobs[0]), jobs.copy()
+  job = sorting[0]
+  job.kind, job.parts, job.count = _SORTS, parts.ctypes.data, len(parts)
+  if len(parts) == 0:
+    _ints(job.ends, job.rows)[:] = 0
+    return
+  _run(sorting, 16 * job.examples * job.columns)
 
 
 # What XLA calls. An operand's address is at 24 of its buffer, its shape at 40.
@@ -672,7 +817,7 @@ def _spread(frame: int) -> int:
   if _operands(frame) == 4:
     job[0].factors = _data(_operand(frame, 3))
     job[0].ordered = _data(_result(frame, 3))
-  _sort(job[0])
+  _sort(job)
   _run(job, 4 * job[0].dim * job[0].examples * job[0].columns)
   return 0
 
@@ -696,7 +841,7 @@ def _update(frame: int) -> int:
   job.frozen, job.numbers = _data(_operand(frame, 4)), _data(_operand(frame, 5))
   if _operands(frame) == 7:
     job.squares = _data(_operand(frame, 6))
-  _sort(job)
+  _sort(jobs)
   _run(jobs, 4 * job.dim * job.examples * job.columns)
   return 0
 

@@ -14,6 +14,7 @@ a group are one block with its own numbering, and move together.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Any, get_args, Literal, NamedTuple
 
 from jaxtyping import Int
@@ -139,6 +140,9 @@ class Group(NamedTuple):
   """Range [first, end) of each feature among those K_g columns."""
   shifts: tuple[int, ...]
   """For each of those columns: global row minus row of the group."""
+  ranges: tuple[tuple[int, int], ...]
+  """For each of those features: range [first, end) of its table's rows in the
+  group."""
   num_rows: int
   """N_g, rows of its tables in total."""
   owner: int = 0
@@ -332,7 +336,8 @@ def features_of(
 
 def _group(tables: TableSet, names: Sequence[str]) -> Group:
   ends = offsets([tables.tables[name].rows for name in names])
-  first = dict(zip(names, ends.tolist(), strict=False))
+  ranges = dict(zip(names, itertools.pairwise(ends.tolist()), strict=True))
+  first = {name: start for name, (start, _) in ranges.items()}
   features = [n for n, f in tables.features.items() if f.table in first]
   columns: list[int] = []
   spans: list[tuple[int, int]] = []
@@ -354,6 +359,7 @@ def _group(tables: TableSet, names: Sequence[str]) -> Group:
     tuple(columns),
     tuple(spans),
     tuple(shifts),
+    tuple(ranges[tables.features[name].table] for name in features),
     int(ends[-1]),
   )
 

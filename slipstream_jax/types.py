@@ -19,7 +19,7 @@ Inverse = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
 """Position of every lookup among the batch's unique rows; -1 = padding."""
 
 RowIds = Int[np.ndarray, ' U']
-"""Unique global rows, in the order of their first use in the batch."""
+"""Unique global rows, table by table, each in the order of first use."""
 
 ReassignedRows = Int[np.ndarray, ' _reassigned']
 """Rows that were reassigned to another id and must be reset to untrained
@@ -138,7 +138,7 @@ class Unique(NamedTuple):
   """A batch's unique rows, and the position of each lookup among them."""
 
   rows: RowIds
-  """U global rows, in the order of their first use, i64."""
+  """U global rows, i64, table by table, in the order of first use."""
   inverse: Inverse
   """Position in `rows` of each lookup, i32; -1 = padding."""
   counts: Int[np.ndarray, ' U']

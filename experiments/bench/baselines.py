@@ -221,7 +221,7 @@ def dcn(
 
 
 _Pool = Callable[[Examples], list['Tensor']]  # side by side f32[B, F * D]
-_Model = tuple[Callable[[Examples], 'Tensor'], list['Tensor']]  # loss, params
+_Model = tuple[Callable[[Examples], 'Tensor'], Sequence['Tensor']]
 
 
 class _Tables(NamedTuple):

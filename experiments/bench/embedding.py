@@ -11,7 +11,8 @@ PyTorch has no row-wise Adagrad. `of copy rate` is the share of this machine's
 memory bandwidth that a step would need to read and write each of its rows once.
 
 `mlperf` lookups have the bags of MLPerf's DLRM-DCNv2, 1 to 100 lookups long,
-which `nn.EmbeddingBag` sits out. `--model=dcn` also has its dense layers.
+which `nn.EmbeddingBag` sits out. `--model=dcn` also has its dense layers, which
+need `--dims=128`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -249,24 +250,15 @@ def _copy_rate() -> float:
 
 def _dcn() -> Any:
   """Returns the dense layers of MLPerf's DLRM-DCNv2, with low-rank crosses."""
-  from flax import linen as nn
-  import jax.numpy as jnp
-
   from experiments.bench import baselines
-  from slipstream_jax.models.layers import MLP
+  import slipstream_jax as slip
 
-  class DCN(nn.Module):
-    @nn.compact
-    def __call__(self, dense: Any, embeddings: Any) -> Any:
-      bottom = MLP(baselines.DCN_BOTTOM)(dense)
-      x0 = jnp.concatenate([bottom, *embeddings.values()], axis=1)
-      x = x0
-      for _ in range(baselines.DCN_CROSSES):
-        low = nn.Dense(baselines.DCN_RANK, use_bias=False)(x)
-        x = x0 * nn.Dense(x0.shape[1])(low) + x
-      return MLP((*baselines.DCN_TOP, 1), activate_last=False)(x)[:, 0]
-
-  return DCN()
+  return slip.DCN(
+    bottom=baselines.DCN_BOTTOM,
+    top=baselines.DCN_TOP,
+    crosses=baselines.DCN_CROSSES,
+    rank=baselines.DCN_RANK,
+  )
 
 
 def _linear() -> Any:

@@ -292,10 +292,14 @@ def _payoff(
 
 
 def _payoff_in_words(paid: Payoff) -> str:
+  what = f'leaving out {paid.left_out:.0%} of the examples saves'
+  here = f'{paid.step_ms:.3g} ms'
+  if paid.step_ms_to_pay is None:
+    not_ = '' if paid.pays else 'no '
+    return f'{what} {not_}time here, where a step takes the CPU {here}'
   return (
-    f'leaving out {paid.left_out:.0%} of the examples saves time where a step '
-    f'takes the device more than {paid.step_ms_to_pay:.3g} ms; here it takes '
-    f'{paid.step_ms:.3g} ms'
+    f'{what} time where a step takes the device more than '
+    f'{paid.step_ms_to_pay:.3g} ms; here it takes {here}'
   )
 
 

@@ -178,12 +178,13 @@ def cost_in_words(summary: dict[str, Any]) -> str | None:
   if summary['skipping_saves_time'] in (None, True):
     return None
   needed, step = summary['step_ms_to_pay'], summary['step_ms']
-  why = (
-    f'it pays where a step takes the device {needed:.3g} ms or more, and here '
-    f'it takes {step:.3g} ms'
-  )
-  if step > needed:
+  if needed is None:
     why = 'choosing takes the cores that the steps need, as they run on the CPU'
+  else:
+    why = (
+      f'it pays where a step takes the device more than {needed:.3g} ms, and '
+      f'here it takes {step:.3g} ms'
+    )
   share = summary['examples_dropped_share']
   return (
     f'leaving out {share:.0%} of the examples costs more time than it saves: '

@@ -18,8 +18,12 @@ example is left out. Assumptions: batches are prepared ahead, work grows with
 the examples of a batch, threads wait for each other in no other way, and a
 device has a processor of its own. What other threads spend, such as JAX's, a
 source's own and those that help to copy rows, is what the whole process spends
-beyond these. If the device is the host's processor, it is left out, as most of
-it is the device's.
+beyond these.
+
+If the device is the host's processor, that is left out, as most of it is the
+device's. What is left also takes longer than beside an accelerator, because
+steps empty the caches. So it tells whether skipping pays here, and nothing
+about another device.
 
 Figures are of the processor's time, so they hold while other programs run. No
 choice depends on them.
@@ -78,9 +82,10 @@ class Payoff(NamedTuple):
   """Share of the examples that is left out."""
   step_ms: float
   """What a step of a full batch takes the device."""
-  step_ms_to_pay: float
+  step_ms_to_pay: float | None
   """Where steps are shorter, skipping takes as long as no skipping, or longer.
-  0 if skipping always saves time."""
+  0 if skipping saves time however short they are. None if the device is the
+  host's processor."""
   pays: bool
 
 
@@ -143,16 +148,14 @@ def payoff(
     on_host: whether the device is the host's own processor. Then a step also
       takes the time of its thread and of the cores.
   """
-  if on_host:
-    host, whole = host._replace(rest=0.0), whole._replace(rest=0.0)
-  least = step_ms_to_pay(host, whole, threads, left_out)
-  pays = step_ms > least
-  if on_host:
-    host = host._replace(step=host.step + step_ms)
-    whole = whole._replace(step=whole.step + step_ms)
-    none = batch_ms(whole, threads, 0.0, 0.0)
-    pays = batch_ms(host, threads, left_out, 0.0) < none
-  return Payoff(left_out, step_ms, least, pays)
+  if not on_host:
+    least = step_ms_to_pay(host, whole, threads, left_out)
+    return Payoff(left_out, step_ms, least, step_ms > least)
+  host = host._replace(step=host.step + step_ms, rest=0.0)
+  whole = whole._replace(step=whole.step + step_ms, rest=0.0)
+  none = batch_ms(whole, threads, 0.0, 0.0)
+  pays = batch_ms(host, threads, left_out, 0.0) < none
+  return Payoff(left_out, step_ms, None, pays)
 
 
 class _Step(NamedTuple):

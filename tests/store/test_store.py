@@ -9,7 +9,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.initializers import Constant
 from slipstream_jax.store import host_table
-from slipstream_jax.tables import Table, tables_of, TableSet
+from slipstream_jax.tables import Feature, Table, tables_of, TableSet
 
 ids = st.integers(-1, 2**40)
 shapes = hnp.array_shapes(min_dims=2, max_dims=3, max_side=12)
@@ -80,3 +80,42 @@ def test_initialisers_and_state():
   assert (block.state[0] == np.float32(0.1)).all()
   assert (block.state[1] == 7).all()
   assert host_table.row_bytes(block) == 16 + 16 + 4
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.sampled_from([3, 5000]))
+def test_unique_of_a_group_goes_table_by_table(seed, examples, rows):
+  tables = TableSet(
+    {'a': Table(rows, 2), 'other': Table(9, 4), 'b': Table(7, 2)},
+    {
+      'x': Feature('b', max_length=3),
+      'y': Feature('a'),
+      'z': Feature('other'),
+      'w': Feature('b', max_length=2),
+    },
+  )
+  first, end = tables.column_rows
+  rng = np.random.default_rng(seed)
+  lookups = rng.integers(first, end, (examples, len(first)))
+  lookups[rng.random(lookups.shape) < 0.2] = -1
+  for group in tables.groups:
+    found = host_table.unique_rows_of(lookups, group)
+    some = lookups[:, list(group.columns)]
+    own = np.where(some < 0, -1, some - np.array(group.shifts))
+    expected = {}
+    for start, stop in sorted({*group.ranges}):
+      for row in own.ravel().tolist():
+        if start <= row < stop:
+          expected.setdefault(row, len(expected))
+    assert found.rows.tolist() == list(expected)
+    inverse = [expected.get(row, -1) for row in own.ravel().tolist()]
+    assert found.inverse.ravel().tolist() == inverse
+    uses = [inverse.count(u) for u in range(len(expected))]
+    assert found.counts.tolist() == uses
+
+
+def test_a_row_of_another_table_is_refused():
+  tables = tables_of({'a': 2, 'b': 3}, dim=2)
+  (group,) = tables.groups
+  said = r'in \[2, 5\) or -1, got 1'
+  with pytest.raises(UserError, match=said):
+    host_table.unique_rows_of(np.array([[0, 2], [1, 1]]), group)
