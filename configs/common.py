@@ -74,8 +74,9 @@ def synthetic(config: ConfigDict, proxy: str) -> None:
 def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
   """Adds section `model`. `sizes` are more keys, for a model of the user's."""
   model = config.model = ConfigDict()
-  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'tbsm', 'sasrec', 'hstu', or
-  # 'my_package.my_module:function' that makes a model of this section.
+  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'tbsm', 'sasrec', 'hstu',
+  # 'two_tower', or 'my_package.my_module:function' that makes a model of this
+  # section.
   model.name = name
   model.dim = dim  # elements of a row
   # Normalization of the input of top: 'none', 'layer' or 'batch'.
@@ -156,8 +157,24 @@ def blocks(config: ConfigDict, name: str, dim: int) -> None:
   model(config, name, dim)
   config.model.blocks = 2  # number of blocks over the history
   config.model.heads = 2  # heads of each block; they must divide model.dim
+  # First column of the dense features with the steps' times. None: no times.
+  config.model.times = placeholder(int)
   # Widths of the layers over state and candidate, without the last, of width 1.
   config.model.top = (64,)
+
+
+def two_tower(
+  config: ConfigDict, dim: int, items: tuple[str, ...], widths: tuple[int, ...]
+) -> None:
+  """Adds section `model` of a TwoTower."""
+  model(config, 'two_tower', dim)
+  # Features of the item. All others are of the user.
+  config.model.item_features = items
+  config.model.widths = widths  # widths of the layers of each tower
+  config.model.temperature = 0.1  # divides the cosine of two vectors
+  # Column of the dense features with the logarithm of how often the item
+  # occurs. None: no correction.
+  config.model.log_q = placeholder(int)
 
 
 def optimizers(
@@ -255,7 +272,8 @@ def training(config: ConfigDict) -> None:
   # Folder for the file of rows, which is removed after the run. None: the
   # system's folder of temporary files.
   config.store.path = placeholder(str)
-  config.devices = 1  # devices that share rows and examples
+  config.devices = 1  # devices of all processes that share rows and examples
+  config.processes = 1  # as many as `experiments.launch` starts
   # Equal parts of a batch. The bits of a run depend on them, and not on the
   # number of devices. None: 1 for one device, else 8.
   config.parts = placeholder(int)

@@ -15,6 +15,7 @@ Training
   CSVLog, TensorBoard: callbacks of `Trainer.train` that write its curves.
   auc, log_loss, rmse, mae: metrics for `Trainer(metrics=[...])`.
   METRICS: all metrics by name.
+  recall_at_k, ndcg_at_k: quality of the items of `Trainer.top_k`.
   MeanMetric: a metric of one's own that means over examples define.
   Checkpoints: checkpoints of a user's own loop.
   UserError: the only error for wrong input, in one sentence.
@@ -33,6 +34,7 @@ Models
   DLRM, TBSM: the paper's models.
   DCN, DeepFM, DHEN, WideDeep: click models with other interactions.
   SASRec, HSTU: click models over sequences.
+  TwoTower: vectors of users and of items, for retrieval.
   INTERACTIONS: the interactions by name.
   TokenModel: base class of a user's own click model.
   Functions: a model of two functions.
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
   from slipstream_jax.models.sequences import HSTU as HSTU
   from slipstream_jax.models.sequences import SASRec as SASRec
   from slipstream_jax.models.tbsm import TBSM as TBSM
+  from slipstream_jax.models.towers import TwoTower as TwoTower
   from slipstream_jax.models.zoo import DCN as DCN
   from slipstream_jax.models.zoo import DeepFM as DeepFM
   from slipstream_jax.models.zoo import DHEN as DHEN
@@ -100,6 +103,8 @@ if TYPE_CHECKING:
   from slipstream_jax.training.metrics import METRICS as METRICS
   from slipstream_jax.training.metrics import Metrics as Metrics
   from slipstream_jax.training.metrics import rmse as rmse
+  from slipstream_jax.training.retrieval import ndcg_at_k as ndcg_at_k
+  from slipstream_jax.training.retrieval import recall_at_k as recall_at_k
   from slipstream_jax.transforms.rowwise import adagrad as adagrad
   from slipstream_jax.transforms.rowwise import lazy_adam as lazy_adam
   from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS as ROW_OPTIMIZERS
@@ -151,6 +156,7 @@ _HOMES = {
   'TensorBoard': 'api.callbacks',
   'TokenModel': 'models.dlrm',
   'Trainer': 'api.trainer',
+  'TwoTower': 'models.towers',
   'Uniform': 'initializers',
   'UserError': 'errors',
   'Vocabulary': 'vocabulary.counted',
@@ -162,8 +168,10 @@ _HOMES = {
   'lazy_adam': 'transforms.rowwise',
   'log_loss': 'training.metrics',
   'mae': 'training.metrics',
+  'ndcg_at_k': 'training.retrieval',
   'pack': 'packed.pack',
   'packed_dataset': 'packed.dataset',
+  'recall_at_k': 'training.retrieval',
   'reuse_host_memory': 'engine.buffers',
   'rmse': 'training.metrics',
   'rowwise_adagrad': 'transforms.rowwise',

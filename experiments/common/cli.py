@@ -74,7 +74,9 @@ def run(
       os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     configs = [] if config == 'none' else [_CONFIG.value]
     code = guarded(program, *configs, *arguments, kept=kept)
-    if code > 1:  # Interrupted: no thread may keep the process alive.
+    # Interrupted: no thread may keep the process alive. Nor may JAX wait for
+    # other processes, if this one has failed.
+    if code > 1 or (code and _has_joined()):
       sys.stdout.flush()
       sys.stderr.flush()
       os._exit(code)
@@ -84,6 +86,12 @@ def run(
     return read_command_line(arguments, config, words)
 
   app.run(call, flags_parser=parse)
+
+
+def _has_joined() -> bool:
+  import jax
+
+  return bool(jax.distributed.is_initialized())
 
 
 def imported(name: str) -> Callable[..., Any]:

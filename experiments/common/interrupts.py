@@ -9,7 +9,7 @@ while the main thread is in foreign code. So a thread of its own hears every
 signal (`signal.set_wakeup_fd`), and ends a process that did not end by itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import os
 import select
@@ -26,6 +26,7 @@ from slipstream_jax.types import Batch
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 5.0  # from KeyboardInterrupt to the end of the process
 _LONG_S = 3600.0  # `select` takes no longer wait
+_SHARED = 16  # calls from one that asks other processes to the next
 _GRACE_KEY = 'config.checkpoint.grace_seconds'
 
 
@@ -35,6 +36,8 @@ class _State:
   number: int | None = None  # the first signal
   gentle = False
   grace_s: float | None = None
+  agreed: Callable[[int], set[int]] | None = None  # see `share`
+  asked, calls = False, 0
 
 
 @contextlib.contextmanager
@@ -99,14 +102,38 @@ def gently(grace_s: float | None = None) -> Iterator[None]:
     _State.gentle, _State.grace_s = before
 
 
+@contextlib.contextmanager
+def shared(agreed: Callable[[int], set[int]] | None) -> Iterator[None]:
+  """Lets several processes end at the same step.
+
+  `asked` is then true in all of them at the same call, every 16th of which
+  asks the others. `check` raises what `asked` has returned last.
+
+  Args:
+    agreed: returns the numbers that the processes give it. None: there are no
+      others.
+  """
+  _State.agreed, _State.asked, _State.calls = agreed, False, 0
+  try:
+    yield
+  finally:
+    _State.agreed = None
+
+
 def asked() -> bool:
   """Whether a signal asked the program to end."""
-  return _State.number is not None
+  here = _State.number is not None
+  if _State.agreed is None:
+    return here
+  if not _State.asked and _State.calls % _SHARED == 0:
+    _State.asked = 1 in _State.agreed(int(here))
+  _State.calls += 1
+  return _State.asked
 
 
 def check() -> None:
   """Raises KeyboardInterrupt if a signal asked the program to end."""
-  if asked():
+  if asked() if _State.agreed is None else _State.asked:
     raise KeyboardInterrupt
 
 

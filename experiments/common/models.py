@@ -13,6 +13,7 @@ from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.sequences import HSTU, SASRec
 from slipstream_jax.models.tbsm import TBSM
+from slipstream_jax.models.towers import TwoTower
 from slipstream_jax.models.zoo import DCN, DeepFM, DHEN, WideDeep
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.weights import scale_by_data_seen, weight_aware
@@ -67,6 +68,15 @@ def _tbsm(model: ml_collections.ConfigDict) -> nn.Module:
   )
 
 
+def _two_tower(model: ml_collections.ConfigDict) -> nn.Module:
+  return TwoTower(
+    tuple(model.item_features),
+    tuple(model.widths),
+    model.temperature,
+    model.log_q,
+  )
+
+
 def _sequences(model: ml_collections.ConfigDict) -> dict[str, Any]:
   """Returns the attributes of models with blocks over a history."""
   return {
@@ -81,7 +91,7 @@ def _sasrec(model: ml_collections.ConfigDict) -> nn.Module:
 
 
 def _hstu(model: ml_collections.ConfigDict) -> nn.Module:
-  return HSTU(**_sequences(model))
+  return HSTU(**_sequences(model), times=model.times)
 
 
 MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
@@ -91,6 +101,7 @@ MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'wide_deep': _wide_deep,
   'dhen': _dhen,
   'tbsm': _tbsm,
+  'two_tower': _two_tower,
   'sasrec': _sasrec,
   'hstu': _hstu,
 }

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 import contextlib
 import math
 import pathlib
+import shutil
 import sys
+import tempfile
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from experiments.common import (
   datasets,
   errors,
   interrupts,
+  processes,
   record,
   report,
 )
@@ -63,27 +66,53 @@ def run(config: ml_collections.ConfigDict, workdir: str | None = None) -> None:
   errors.check(config)
   more = [] if config.resume else ['--config.resume=True']
   more += [] if workdir else [f'--workdir={where}']
-  with workdirs.claimed(where, config):
-    if workdirs.is_finished(where, config):
-      _print_finished(screen, where)
-    else:
-      _run(config, screen, where, cli.again(*more))
+  processes.join(config)
+  command = cli.again(*more)
+  if not processes.is_first():
+    _follow(config, where, command)
+  else:
+    with workdirs.claimed(where, config):
+      if processes.from_first(workdirs.is_finished(where, config)):
+        _print_finished(screen, where)
+      else:
+        _run(config, screen, where, where, command)
+  processes.from_first(True)  # others end when the first has written all
+
+
+def _follow(
+  config: ml_collections.ConfigDict, where: pathlib.Path, command: str
+) -> None:
+  """Trains as another process than the first, and leaves nothing behind.
+
+  It does all that the first does, because both must take the same steps and
+  exchange rows at the same moments. It writes into a folder of its own.
+  """
+  with tempfile.TemporaryDirectory(prefix='slipstream-run-') as name:
+    own = pathlib.Path(name)
+    if (where / record.METRICS).exists():  # they say what was evaluated
+      shutil.copy(where / record.METRICS, own)
+    if not processes.from_first(False):
+      _run(config, Console(quiet=True), own, where, command)
 
 
 def _run(
   config: ml_collections.ConfigDict,
   screen: Console,
   where: pathlib.Path,
+  shared: pathlib.Path,
   command: str,
 ) -> None:
-  """Runs the experiment in a folder that no other run may use."""
+  """Runs the experiment in a folder that no other run may use.
+
+  Checkpoints are in the folder that all processes share.
+  """
   data = datasets.dataset(config)
   steps = build.total_steps(config, data)
   recipe = build.recipe(config, data, steps)
   hot = build.hot(config, data, recipe)
   trainer = build.trainer(config, data, recipe, hot)
   batches = build.batches(config, trainer, data, steps)
-  checkpoints = _open_checkpoints(config, where, screen)
+  checkpoints = _open_checkpoints(config, shared, screen)
   steps = build.most_steps(config, data, steps)
   try:
     report.introduce(screen, data, where)
@@ -91,11 +120,16 @@ def _run(
     first = 0
     if config.resume:
       first = _resume(trainer, batches, checkpoints, screen, steps)
-      if first == steps and (where / record.SUMMARY).exists():
+      done = (where / record.SUMMARY).exists()
+      if first == steps and processes.from_first(done):
         return _print_finished(screen, where)
       screen.print(f'resumed after step {first}')
     # From here on there is something to lose: a signal waits for the step.
-    with interrupts.gently(config.checkpoint.grace_seconds):
+    devices = trainer.engine.devices if processes.are_several() else None
+    with (
+      interrupts.gently(config.checkpoint.grace_seconds),
+      interrupts.shared(devices and devices.agreed),
+    ):
       workdirs.begin(where, config)
       with contextlib.closing(Recorder(where, first)) as recorder:
         parts = config, data, trainer, batches, checkpoints, recorder, screen
@@ -144,8 +178,8 @@ def _finish(run: Run, summary: dict[str, Any]) -> None:
   """Draws a picture, writes the summary last, and prints ten figures."""
   draw_curve(run.where / 'learning_curve.png', run.recorder.lines, summary)
   record.write_json(run.where / record.SUMMARY, summary)
-  if not run.config.train.keep_checkpoint:  # nothing is left to resume
-    run.checkpoints.remove()
+  if not run.config.train.keep_checkpoint and processes.is_first():
+    run.checkpoints.remove()  # nothing is left to resume
   _print_figures(run, summary)
   if (error := run.checkpoints.maintenance.error) is not None:
     text = f'increments could not be merged into a base: {error}'

@@ -25,7 +25,7 @@ _NOTES = [
   'Each model was trained with each rate, a factor on the learning rates of '
   'the config. The rate with the lowest mean loss in training, over the last '
   'fifth of the steps, is shown. Held-out examples chose nothing.',
-  'Intervals in brackets are at 95 %, by Student t over seeds. "Less" is the '
+  'Intervals in brackets are at 95 %, by Student t over seeds. "Minus" is the '
   'difference to the first model, paired by seed. Normalized entropy is the '
   'log loss over that of the share of clicks.',
   'Parameters and FLOPs are those of the dense layers, without rows. FLOPs are '
@@ -90,7 +90,7 @@ def figures(runs: Sequence[Run]) -> list[dict[str, str]]:
         'model': model,
         'rate': f'{own[0].rate:g}',
         'log loss': sure(_mean(own, 'log_loss'), quality),
-        f'less {first}': '-' if model == first else sure(mean(less), change),
+        f'minus {first}': '-' if model == first else sure(mean(less), change),
         'normalized entropy': middle(_mean(own, 'normalized_entropy'), quality),
         'AUC': middle(_mean(own, 'auc'), quality),
         'parameters': f'{own[0].parameters:,}',
@@ -164,7 +164,7 @@ def _picture(runs: Sequence[Run], data: Dataset) -> page.Picture:
     axis.plot(losses, [number] * len(own), '|', color=page.color('muted'))
     axis.plot(np.mean(losses), number, 'o', color=page.color(number))
   axis.set_yticks(range(len(chosen)), [*chosen])
-  axis.invert_yaxis()
+  axis.set_ylim(len(chosen) - 0.5, -0.5)
   axis.set_xlabel('log loss of held-out examples')
   if data.bayes_log_loss is not None:
     axis.axvline(data.bayes_log_loss, color=page.color('ink'), linestyle='--')

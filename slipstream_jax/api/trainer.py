@@ -57,8 +57,8 @@ from slipstream_jax.placement.fixed import placements_of, Placing
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
-from slipstream_jax.training import evaluate, loop
-from slipstream_jax.training.divided import divided
+from slipstream_jax.training import evaluate, loop, retrieval
+from slipstream_jax.training.divided import check_one_process, divided
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import (
   check_metrics,
@@ -291,6 +291,8 @@ class Trainer:
     plan.check(validation is not None)
     if patience is not None and monitor is None:
       check_watched(self._metrics)
+    if patience is not None:
+      check_one_process('patience, whose best state is kept on one machine')
     again = False
     if epochs is None:
       self._check_end(source, steps)
@@ -444,6 +446,65 @@ class Trainer:
 
     return self._maker.score(source, scores)
 
+  def vectors(
+    self, side: str, source: Source | None = None
+  ) -> Float[np.ndarray, 'n E']:
+    """Returns the vectors of a two-tower model, f32[n, E] of length 1.
+
+    The score of a user and an item is the product of their vectors, divided by
+    the model's temperature. So an index of largest products serves them.
+
+    Args:
+      side: 'users' or 'items'.
+      source: examples whose users, or items, are wanted. Their other columns
+        are not used. None, for items alone: all rows of the items' table.
+
+    Raises:
+      UserError: as `predict`, the model has no towers, or all items are asked
+        for and have several features.
+    """
+    if source is None and side == 'items':
+      return self._maker.turns.run(lambda: retrieval.row_vectors(self.parts))
+    if source is None:
+      raise UserError(
+        'vectors need examples, except those of all items',
+        got=f'no source, for side {side!r}',
+        where='Trainer.vectors, source',
+        hint="give examples of the users, or side 'items'",
+      )
+    return self._maker.score(
+      source, lambda parts, bound: evaluate.vectors(parts, bound, side)
+    )
+
+  def top_k(
+    self,
+    source: Source,
+    k: int,
+    *,
+    items: Source | None = None,
+    without: Any = None,
+  ) -> retrieval.TopK:
+    """Returns the k best items for the user of each example.
+
+    Every item is compared with every user, on the host. `vectors` has what an
+    index of one's own needs.
+
+    Args:
+      source: examples of the users, as for `vectors`.
+      k: how many items to return, the best one first.
+      items: examples of the items to choose from. Their numbers are returned.
+        None: all rows of the items' table. A vocabulary's `ids(rows)` are then
+        the raw ids, None for row 0, which unknown ids share.
+      without: numbers of items that each user must not get, [n, L] padded with
+        -1. None: there are no such items.
+
+    Raises:
+      UserError: as `vectors`, k is out of range, or `without` does not fit.
+    """
+    check_whole(k, 1, 'Trainer.top_k, k', 'such as 10')
+    users, every = self.vectors('users', source), self.vectors('items', items)
+    return retrieval.top_k(users, every, k, without)
+
   def rows(self, table: str) -> Array:
     """Returns the rows of a table as a copy, [R, D] of its dtype.
 
@@ -513,8 +574,11 @@ class Trainer:
       else:
         now = current.planned.get_state()
         position = self._states.saved(current.source, now)
-      with contextlib.closing(Checkpoints(path)) as checkpoints:
-        return checkpoints.save(self.parts, position)
+      try:
+        with contextlib.closing(Checkpoints(path)) as checkpoints:
+          return checkpoints.save(self.parts, position)
+      finally:
+        self.parts.engine.meet()  # the others must find what is written
 
     return self._maker.turns.run(save)
 
@@ -597,8 +661,13 @@ class Trainer:
         )
       self.parts.check_consistent()
       facts = facts_of(given, self.parts)
-      how = dtype, batch_sizes, platforms
-      write_export(self.parts, path, facts, *how)
+      how, engine = (dtype, batch_sizes, platforms), self.parts.engine
+      engine.share_rows()
+      try:
+        if engine.is_first:
+          write_export(self.parts, path, facts, *how)
+      finally:
+        engine.meet()
 
     self._maker.turns.run(write)
 

@@ -124,7 +124,8 @@ class Checkpoints:
   ) -> int:
     """Saves everything of this moment, once the checkpoint before is written.
 
-    Saving the same moment again does nothing.
+    Saving the same moment again does nothing. Of several processes, all must
+    call it, and the first one writes.
 
     Args:
       trainer: its state, rows and counters are saved.
@@ -146,6 +147,9 @@ class Checkpoints:
       self.wait()
       started = time.perf_counter()
       state = dense_state(trainer, schedule_state, self._schedule)
+      trainer.engine.share_rows()
+      if not trainer.engine.is_first:
+        return state.step
       self.maintenance.begin()  # or the parent could be deleted meanwhile
       try:
         chain = self._chain_before(trainer, state)

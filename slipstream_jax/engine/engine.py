@@ -218,6 +218,22 @@ class Engine:
     for group in self.groups:
       group.host.close()
 
+  @property
+  def is_first(self) -> bool:
+    """Whether this process writes files. Of several, the first one does."""
+    return self.devices is None or 0 in self.devices.own
+
+  def share_rows(self) -> None:
+    """Gives each of several processes the rows of all. Each must call it."""
+    if self.devices is not None and not self.devices.alone:
+      for group in self.groups:
+        group.write_back()
+
+  def meet(self) -> None:
+    """Waits until all processes have called it."""
+    if self.devices is not None:
+      self.devices.agreed(0)
+
   def prefetch(self, plans: Plans) -> None:
     """Announces plans to the row stores. Called by the planner's thread."""
     for group, plan in zip(self.groups, plans, strict=True):

@@ -3,9 +3,13 @@
 A step's block is one array over all devices, each of which has the rows of its
 lane, padded to the size of the largest. The programs are those of `apply`, run
 on all devices at once.
+
+Of several processes, each keeps on its host the rows of its own lanes. Its
+store has room for all rows. `write_back` brings the others there, for what is
+done between steps. All processes must then do the same, in the same order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 import itertools
 from typing import Any
 
@@ -13,11 +17,13 @@ import jax
 from jaxtyping import Int
 import numpy as np
 
+from slipstream_jax.distributed.lanes import owners
 from slipstream_jax.engine import apply, mesh
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.device_rows import DeviceRows, Indices
-from slipstream_jax.engine.group_rows import GroupRows, lanes_of
+from slipstream_jax.engine.dirty import GATHERED
+from slipstream_jax.engine.group_rows import GroupRows, lanes_of, Piece
 from slipstream_jax.engine.mesh import Devices, WHOLE
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS
@@ -33,6 +39,7 @@ from slipstream_jax.types import (
 )
 
 Bounds = Int[np.ndarray, ' W_and_1']
+_GATHERED = 1 << 13  # bytes of bits, for rows that processes exchange at a time
 
 
 def laid_out(
@@ -99,6 +106,21 @@ class LaneDeviceRows(DeviceRows):
     rows = run(apply.gather_slots, self.block, self.devices.split(at))
     return rows, bounds
 
+  def write_back(self, store: RowStore) -> None:
+    """Updates the host's rows with those of this process's devices."""
+    assert self.rows is not None
+    slots = self.size // self.devices.lanes
+    for lane, block in mesh.shards(self.block) if slots else ():
+      rows = self.rows[lane * slots : (lane + 1) * slots]
+      full = np.flatnonzero(rows >= 0)
+      own: RowBlock = jax.tree.map(lambda leaf, at=full: leaf[at], block)
+      store.scatter(rows[full], own)
+
+  def marked(self, bits: np.ndarray) -> Iterator[tuple[RowIds, Slots]]:
+    """Yields marked rows that are not on the host. See `DeviceRows`."""
+    if self.devices.alone:  # else `write_back` has brought them there
+      yield from super().marked(bits)
+
   def write(self, plan: Plan, block: RowBlock) -> RowBlock | None:
     """Writes those of the step's rows that have slots. See `DeviceRows`."""
     assert plan.lanes is not None
@@ -149,7 +171,13 @@ class LaneRows(GroupRows):
     return LaneDeviceRows(block, rows, self.devices)
 
   def _copy_of(self, rows: RowIds, size: int) -> RowBlock:
-    block: RowBlock = self.devices.split(self.host.gather(rows, size))
+    slots = size // self.devices.lanes
+    block: RowBlock = self.devices.joined(
+      [
+        self.host.gather(rows[lane * slots : (lane + 1) * slots], slots)
+        for lane in self.devices.own
+      ]
+    )
     return block
 
   def _put(self, tree: Any) -> Any:
@@ -228,8 +256,8 @@ class LaneRows(GroupRows):
       loaded, bounds, room = loaded[at < 0], some, size
     block = self.devices.joined(
       [
-        self._gather(loaded[start:end], room, reassigned)
-        for start, end in itertools.pairwise(bounds)
+        self._gather(loaded[bounds[i] : bounds[i + 1]], room, reassigned)
+        for i in self.devices.own
       ]
     )
     joined = () if held is None else (held, source)
@@ -242,12 +270,54 @@ class LaneRows(GroupRows):
     result = run(_assemble, *arguments, donate=(1, 3))
     return result[0], result[1:]
 
+  def reset(self, first: FirstRows, pieces: Iterable[Piece] = ()) -> None:
+    """Sets all rows, on each host. See `GroupRows.reset`."""
+    super().reset(first, pieces)
+    self.dirty.begin(GATHERED)
+
+  def write_back(self) -> None:
+    """Updates the host's rows with those of all devices of all processes."""
+    if self.devices.alone:
+      super().write_back()
+    elif self.dirty.count(GATHERED):
+      super().write_back()
+      bits = self.dirty.bits(GATHERED)
+      for start in range(0, len(bits), _GATHERED):
+        some = bits[start : start + _GATHERED]
+        rows = np.flatnonzero(np.unpackbits(some, bitorder='little'))
+        if len(rows):
+          self._exchange(8 * start + rows)
+      self.dirty.begin(GATHERED)
+
+  def _exchange(self, rows: RowIds) -> None:
+    """Copies rows from the hosts of their lanes to all hosts."""
+    lanes, owner = self.devices.lanes, owners(rows, self.devices.lanes)
+    rows = rows[np.argsort(owner, kind='stable')]
+    bounds = np.searchsorted(np.sort(owner), np.arange(lanes + 1))
+    room = _most(bounds)
+    own = [
+      self.host.gather(rows[bounds[i] : bounds[i + 1]], room)
+      for i in self.devices.own
+    ]
+    joined = self.devices.joined(own)
+    of_all = self.devices.run(mesh.everywhere, joined, results=WHOLE)
+    at = block_places(bounds, lanes * room)
+    block: RowBlock = to_host(mesh.on_first(of_all))
+    self.host.scatter(rows, jax.tree.map(lambda leaf: leaf[at], block))
+
+  def _settle(self) -> None:
+    """Ends write-backs. Of several processes, each gets all rows."""
+    if self.devices.alone:
+      self.write_backs.settle(last=True)
+    else:
+      self.write_back()
+
   def _look_up(self, plan: Plan) -> RowBlock:
     """Returns rows outside of training, in the plan's order."""
-    self.write_backs.settle(last=True)
+    self._settle()
     block = self.host.gather(plan.rows, bucket(len(plan.rows)))
     at = np.flatnonzero(plan.slots >= 0)
-    if len(at):
+    if len(at) and self.devices.alone:
       kept = to_host(mesh.on_first(self.kept.gather(plan.slots[at])))
       set_rows(block, at, jax.tree.map(lambda leaf: leaf[: len(at)], kept))
     on_device: RowBlock = to_device(block, owned=True)
@@ -257,11 +327,11 @@ class LaneRows(GroupRows):
     """Returns the current hot rows [H, D] on each device."""
     hot = self._hot_rows
     slots = self.kept.slots_of(hot)
-    self.write_backs.settle(last=True)
+    self._settle()
     missing = int((slots < 0).sum())
     rows = self.host.gather(hot, len(hot)).rows
     at = np.flatnonzero(slots >= 0)
-    if len(at):
+    if len(at) and self.devices.alone:
       rows[at] = to_host(self.kept.gather(slots[at]).rows)[: len(at)]
     self._count_loads(missing, rows.nbytes // max(1, len(rows)))
     now: Rows = self.devices.whole(rows)

@@ -57,6 +57,19 @@ class Devices(NamedTuple):
     of_process = (device.process_index for device in self.mesh.devices)
     return tuple(i for i, process in enumerate(of_process) if process == mine)
 
+  @property
+  def alone(self) -> bool:
+    """Whether this process has all of them."""
+    return len(self.own) == self.lanes
+
+  def agreed(self, number: int) -> set[int]:
+    """Returns the numbers u32 that the processes give. Each must call it."""
+    if self.alone:
+      return {number}
+    own = self.joined([np.full(1, number, np.uint32)] * len(self.own))
+    of_all = on_first(self.run(everywhere, own, results=WHOLE))
+    return {*np.asarray(of_all).tolist()}
+
   def split(self, tree: Any) -> Any:
     """Puts numpy arrays on the devices, split by their first axis.
 

@@ -11,7 +11,7 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from jaxtyping import UInt8, UInt32
+from jaxtyping import Float, Int, UInt8, UInt32
 import numpy as np
 import polars as pl
 
@@ -92,6 +92,8 @@ class _Log(NamedTuple):
   """Number of earlier ratings by the same user."""
   of_item: UInt32[np.ndarray, ' n']
   """Number of earlier ratings of the same item."""
+  times: UInt32[np.ndarray, ' n']
+  """Seconds since 1970, in the order of (user, time)."""
 
 
 def movielens_raw(
@@ -99,6 +101,7 @@ def movielens_raw(
   *,
   threshold: float | None = 4.0,
   history: int = 0,
+  steps: int = 0,
   test_share: float = 0.2,
   bad_lines: int = 0,
 ) -> RawData:
@@ -109,7 +112,12 @@ def movielens_raw(
   their order, in the item's table. The two dense features are log1p of the
   number of earlier ratings by the user, and of the item.
 
-  The whole file is read into memory: 13 bytes per rating, and some 30 more
+  With `steps` examples are sequences instead, for SASRec and HSTU: the only
+  feature is `item`, the items that the user rated before and then the rated
+  one. Short ones are padded at the front. More dense features have the age of
+  each step in seconds: how long before the example's rating it was.
+
+  The whole file is read into memory: 17 bytes per rating, and some 30 more
   while ratings are sorted by time.
 
   Args:
@@ -117,6 +125,7 @@ def movielens_raw(
     threshold: stars from which a rating is a click. None: the label is stars /
       5.
     history: most items of a history, the latest ones. 0 leaves it out.
+    steps: most earlier items of a sequence, the latest ones. 0: no sequences.
     test_share: share of the ratings to test on, the latest ones.
     bad_lines: number of malformed lines that may be skipped.
 
@@ -136,9 +145,19 @@ def movielens_raw(
     )
   hint = 'set it to the most items of a history, or to 0 for none'
   check_whole(history, 0, 'movielens_raw, history', hint)
+  check_whole(steps, 0, 'movielens_raw, steps', 'or to 0 for no sequences')
+  if steps and history:
+    raise UserError(
+      'sequences have the history in them',
+      got=f'history={history} beside steps={steps}',
+      where='movielens_raw, history',
+      hint='leave one of them out',
+    )
   features = {'user': Feature('user'), 'item': Feature('item')}
   if history:
     features['history'] = Feature('item', 'mean', history)
+  if steps:
+    features = {'item': Feature('item', 'none', steps + 1)}
   size = text.size(path)
 
   def chunks() -> Iterator[tuple[Chunk, int]]:
@@ -146,18 +165,24 @@ def movielens_raw(
     count = len(log.users)
     for first in range(0, count, _CHUNK):
       end = min(first + _CHUNK, count)
-      yield _chunk(log, first, end, threshold, history), size * end // count
+      some = slice(first, end)
+      ids, ages = (
+        _sequences(log, some, steps) if steps else _bags(log, some, history)
+      )
+      chunk = _chunk(log, some, threshold, ids, ages)
+      yield chunk, size * end // count
 
   return RawData(
     name=f'MovieLens, {path.name}',
     features=features,
-    dense_features=2,
+    dense_features=2 + (steps + 1 if steps else 0),
     parts=(Part(str(path), size, chunks),),
     split=split_at_end(test_share, 'movielens_raw'),
     bad=bad,
     settings={
       'threshold': threshold,
       'history': history,
+      'steps': steps,
       'test_share': test_share,
     },
     format='movielens',
@@ -174,15 +199,17 @@ def _read(path: pathlib.Path, bad: BadLines) -> _Log:
 
   dtypes = ('u4', 'u4', 'u1', 'u4')
   columns = lines.read_columns(path, schema, bad, dtypes, pick)
-  order = np.argsort(columns.pop(), kind='stable')
-  users, items, halves = (column[order] for column in columns)
+  times = columns.pop()
+  order = np.argsort(times, kind='stable')
+  users, items, halves, times = (x[order] for x in (*columns, times))
   del order, columns
   # Ratings are in time order, and a stable sort by user keeps it.
   order = np.argsort(users, kind='stable')
   places = np.empty(len(users), np.uint32)
   places[order] = np.arange(len(users), dtype=np.uint32)
-  by_user, of_user, of_item = items[order], _earlier(users), _earlier(items)
-  return _Log(users, items, halves, places, by_user, of_user, of_item)
+  earlier = _earlier(users), _earlier(items)
+  by_user = items[order]
+  return _Log(users, items, halves, places, by_user, *earlier, times[order])
 
 
 def _earlier(ids: UInt32[np.ndarray, ' n']) -> UInt32[np.ndarray, ' n']:
@@ -191,22 +218,48 @@ def _earlier(ids: UInt32[np.ndarray, ' n']) -> UInt32[np.ndarray, ' n']:
   return pl.DataFrame({'id': ids}).select(count).to_series().to_numpy()
 
 
-def _chunk(
-  log: _Log, first: int, end: int, threshold: float | None, history: int
-) -> Chunk:
-  some = slice(first, end)
-  ids = np.full((end - first, 2 + history), END, np.int64)
-  ids[:, 0], ids[:, 1] = log.users[some], log.items[some]
+def _bags(
+  log: _Log, some: slice, history: int
+) -> tuple[Int[np.ndarray, 'n K'], Float[np.ndarray, 'n 0']]:
+  """Returns users, items and histories of ratings. They have no ages."""
+  users = log.users[some]
+  ids = np.full((len(users), 2 + history), END, np.int64)
+  ids[:, 0], ids[:, 1] = users, log.items[some]
   if history:
     known = np.minimum(log.of_user[some].astype(np.int64), history)[:, None]
     steps = np.arange(history)
     there = steps < known
     places = log.places[some].astype(np.int64)[:, None] - known + steps
     ids[:, 2:][there] = log.by_user[places[there]]
+  return ids, np.empty((len(users), 0), np.float32)
+
+
+def _sequences(
+  log: _Log, some: slice, steps: int
+) -> tuple[Int[np.ndarray, 'n L'], Float[np.ndarray, 'n L']]:
+  """Returns the items of sequences, the rated one last, and their ages."""
+  places = log.places[some].astype(np.int64)[:, None] + np.arange(-steps, 1)
+  there = np.arange(-steps, 1) >= -log.of_user[some].astype(np.int64)[:, None]
+  ids = np.full(there.shape, END, np.int64)
+  ids[there] = log.by_user[places[there]]
+  times = log.times[places * there].astype(np.int64)
+  ages = np.where(there, times[:, -1:] - times, 0)
+  return ids, ages.astype(np.float32)
+
+
+def _chunk(
+  log: _Log,
+  some: slice,
+  threshold: float | None,
+  ids: Int[np.ndarray, 'n K'],
+  ages: Float[np.ndarray, 'n _'],
+) -> Chunk:
+  """Adds labels and dense features to the ids of some ratings."""
   halves = log.halves[some].astype(np.float32)
   if threshold is None:
     labels = halves / np.float32(2 * MOST_STARS)
   else:
     labels = (halves >= 2 * threshold).astype(np.float32)
   earlier = np.stack([log.of_user[some], log.of_item[some]], axis=1)
-  return Chunk(labels, np.log1p(earlier.astype(np.float32)), ids)
+  dense = np.log1p(earlier.astype(np.float32))
+  return Chunk(labels, np.concatenate([dense, ages], axis=1), ids)

@@ -25,6 +25,42 @@ def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
   return jnp.concatenate(columns, axis=1)
 
 
+def split_off(
+  dense: DenseFeatures, key: str | int | None, width: int, where: str
+) -> tuple[Float[jax.Array, 'B _I'], Float[jax.Array, 'B _W'] | None]:
+  """Splits one dense feature off from the others, which it returns first.
+
+  Args:
+    dense: f32[B, I], or by name.
+    key: its name, or the number of its first column in one array. None: there
+      is no such feature.
+    width: number of its columns.
+    where: the argument that has the key, for errors.
+
+  Raises:
+    UserError: there is no such feature, or it has another width.
+  """
+  if key is None:
+    return side_by_side(dense), None
+  rest, one = dense, None
+  if isinstance(dense, Mapping):
+    rest = {name: x for name, x in dense.items() if name != key}
+    if key in dense:
+      one = side_by_side({'': dense[str(key)]})
+  elif isinstance(key, int) and 0 <= key <= dense.shape[1] - width:
+    one = dense[:, key : key + width]
+    rest = jnp.concatenate([dense[:, :key], dense[:, key + width :]], axis=1)
+  if one is None or one.shape[1] != width:
+    raise UserError(
+      f'it must be a dense feature [B, {width}]: its name if it has one, else'
+      ' the number of its first column',
+      got=repr(key),
+      where=where,
+      hint="give dense features by name, such as {'when': times}",
+    )
+  return (side_by_side(rest) if len(rest) else one[:, :0]), one
+
+
 def widths_to_logit(sizes: Sequence[int], where: str) -> tuple[int, ...]:
   """Returns the layer widths of an MLP that ends in one logit.
 

@@ -9,7 +9,7 @@ Padding may stand anywhere. A step without a lookup is no step: the others are
 numbered without it. Dropout, of which both papers have some, is left out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.embedding import stacked
-from slipstream_jax.models.layers import MLP, side_by_side, widths_to_logit
+from slipstream_jax.models.layers import MLP, split_off, widths_to_logit
 from slipstream_jax.types import DenseFeatures, Embeddings, RealLookups
 
 Steps = Float[jax.Array, 'B H D']
@@ -140,14 +140,15 @@ class SequenceModel(nn.Module):
     top: layer widths over state, candidate, their product and the dense
       features, up to the logit. If empty, the logit is the dot product of state
       and candidate, as in the papers.
-    times: name of the dense feature [B, L] with the time of each step. None: no
-      times. SASRec has no use for them.
+    times: the dense feature [B, L] with the time of each step, by name, or by
+      the number of its first column. `top` does not see it. None: no times.
+      SASRec has no use for them.
   """
 
   blocks: int = 2
   heads: int = 1
   top: Sequence[int] = (64,)
-  times: str | None = None
+  times: str | int | None = None
 
   @nn.compact
   def __call__(
@@ -182,7 +183,11 @@ class SequenceModel(nn.Module):
       there = jnp.stack([real[key] for key in embeddings], axis=1).any(axis=1)
     steps = jnp.where(there[..., None], rows.sum(axis=1), 0.0)
     history, known, candidate = steps[:, :-1], there[:, :-1], steps[:, -1]
-    states = self.states(history, known, self._times(dense))
+    others, times = split_off(
+      dense, self.times, there.shape[1], f'{name}, times'
+    )
+    times = None if times is None else times[:, :-1]
+    states = self.states(history, known, times)
     # The last step of the history that is there. Without one, the state is 0.
     number = jnp.arange(known.shape[1])[None]
     last = jnp.argmax(jnp.where(known, number + 1, 0), axis=1)
@@ -191,7 +196,7 @@ class SequenceModel(nn.Module):
     product = state * candidate
     if not self.top:
       return product.sum(axis=1)
-    joined = [state, candidate, product, side_by_side(dense)]
+    joined = [state, candidate, product, others]
     sizes = widths_to_logit(self.top, f'{name}.top')
     top = MLP(sizes, activate_last=False, name='top')
     return top(jnp.concatenate(joined, axis=1))[:, 0]
@@ -200,19 +205,6 @@ class SequenceModel(nn.Module):
     """Computes the state of each step of the history, f32[B, H, D]."""
     del there, times
     return history
-
-  def _times(self, dense: DenseFeatures) -> Times | None:
-    """Returns the times of the history's steps, if the model has any."""
-    if self.times is None:
-      return None
-    if not isinstance(dense, Mapping) or self.times not in dense:
-      raise UserError(
-        'the times of steps must be a dense feature, [B, L]',
-        got=repr(self.times),
-        where=f'{type(self).__name__}, times',
-        hint='give dense features by name, with a column for each step',
-      )
-    return dense[self.times][:, :-1]
 
 
 class SASRec(SequenceModel):

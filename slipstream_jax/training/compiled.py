@@ -22,6 +22,7 @@ from slipstream_jax.engine.buffers import from_cpu, to_host
 from slipstream_jax.engine.planner import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import adapt
+from slipstream_jax.models.towers import is_over_batch, side_of
 from slipstream_jax.tables import Group
 from slipstream_jax.training import watch
 from slipstream_jax.training.forward import forward, mean_loss
@@ -56,6 +57,8 @@ class CompiledFunctions:
       donates state and rows.
     forward: `forward`, jitted.
     loss: `mean_loss`, jitted.
+    side: name of a side of a two-tower model to `forward` of its vectors,
+      cached.
     over: devices and a number of parts to their `PartsStep`, cached.
     host_update: `make_host_update`, cached.
   """
@@ -64,15 +67,28 @@ class CompiledFunctions:
     """Compiles nothing yet.
 
     Raises:
-      UserError: no model, or an optimizer that cannot train rows.
+      UserError: no model, an optimizer that cannot train rows, or microbatches
+        of a model whose loss is over the batch.
     """
     self.recipe = recipe
+    if recipe.microbatches > 1 and is_over_batch(recipe.model):
+      raise UserError(
+        'a loss over the whole batch cannot be computed from parts of it',
+        got=f'{recipe.microbatches} microbatches',
+        where='Trainer, microbatches',
+        hint='use 1, and smaller batches if memory is short',
+      )
     # Once, because a change of the model's object must not reach a later trace.
-    recipe = recipe._replace(model=adapt(recipe.model))
+    model, recipe = recipe.model, recipe._replace(model=adapt(recipe.model))
     parts = recipe, self.layouts
     self.step = jax.jit(functools.partial(step, *parts), donate_argnums=(0, 1))
     self.forward = jax.jit(functools.partial(forward, recipe))
     self.loss = jax.jit(functools.partial(mean_loss, recipe))
+    self.side = functools.cache(
+      lambda side: jax.jit(
+        functools.partial(forward, recipe._replace(model=side_of(model, side)))
+      )
+    )
     self.over = functools.cache(functools.partial(PartsStep, *parts))
     self.host_update = functools.cache(
       functools.partial(make_host_update, *parts)

@@ -17,6 +17,7 @@ from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.mesh import devices_of
 from slipstream_jax.engine.planner import Slices
 from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.models.towers import is_over_batch
 from slipstream_jax.placement import Placement
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.tables import Group
@@ -58,7 +59,7 @@ def divided(devices: Any, parts: Any) -> Slices | None:
       hint='take fewer devices, or more parts: a run with other parts has'
       ' other last bits',
     )
-  if parts == 1:
+  if parts == 1 and jax.process_count() == 1:
     return None
   devices_of(devices)
   return Slices(devices, parts)
@@ -93,6 +94,7 @@ def check_divided(
   """
   refused = {
     'a model that keeps statistics of batches': bool(state.model_state),
+    'a model whose loss is over the whole batch': is_over_batch(recipe.model),
     f'{recipe.microbatches} microbatches': recipe.microbatches > 1,
     'skip_stale in a row optimizer': any(one.skips for one in layouts),
     'a recipe that skips bad steps': recipe.skips_bad_steps,
@@ -114,6 +116,21 @@ def check_schedule(spec: ScheduleSpec) -> None:
   """
   if spec.regrouping is not None:
     refuse('a system that changes the order of examples')
+
+
+def check_one_process(got: str) -> None:
+  """Checks that there are not several processes, for what needs one alone.
+
+  Raises:
+    UserError: there are, given what was asked for.
+  """
+  if jax.process_count() > 1:
+    raise UserError(
+      f'what {jax.process_count()} processes share must be in reach of all',
+      got=got,
+      where='Trainer',
+      hint='leave it out, or train in one process',
+    )
 
 
 def refuse(got: str) -> None:

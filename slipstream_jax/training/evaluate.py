@@ -1,8 +1,9 @@
 """Scoring of held-out examples, which changes no row and counts no transfer."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 import contextlib
 import itertools
+from typing import Any
 
 from jaxtyping import Float
 import numpy as np
@@ -125,10 +126,35 @@ def probabilities(
   return metrics.probabilities(logits.astype(np.float64)).astype(np.float32)
 
 
+def vectors(
+  trainer: TrainerParts, source: Source, side: str
+) -> Float[np.ndarray, 'n E']:
+  """Returns what a two-tower model has of a side, as `predict`.
+
+  Args:
+    trainer: as in `predict`.
+    source: examples whose users, or items, are wanted.
+    side: 'users' or 'items'.
+
+  Raises:
+    UserError: as `predict`, or the model has no towers.
+  """
+  program = trainer.programs.side(side)
+  return trainer.turns.run(
+    lambda: metrics.merge([*_scored(trainer, source, None, program)]).logits
+  )
+
+
 def _scored(
-  trainer: TrainerParts, source: Source, max_batches: int | None
+  trainer: TrainerParts,
+  source: Source,
+  max_batches: int | None,
+  program: Callable[..., Any] | None = None,
 ) -> Generator[Predictions]:
-  """Yields labels and logits of each batch. Call it in the trainer's turn."""
+  """Yields labels and logits of each batch. Call it in the trainer's turn.
+
+  Another `program` than the model's gives its results, without labels.
+  """
   trainer.check_consistent()
   frozen = frozen_vocabularies(trainer.grown)
   bound = bound_in_order(source, trainer.shape.tables, frozen)
@@ -136,7 +162,7 @@ def _scored(
     _check_end(batches, max_batches)
     trainer.arrange(batches)
     for batch in itertools.islice(batches, max_batches):
-      yield predict_batch(trainer, batch)
+      yield predict_batch(trainer, batch, program)
 
 
 def frozen_vocabularies(grown: Mapping[str, Position]) -> Replace:
@@ -154,10 +180,16 @@ def frozen_vocabularies(grown: Mapping[str, Position]) -> Replace:
   return frozen
 
 
-def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
-  """Returns labels and logits of the examples of one batch, as `predict`."""
+def predict_batch(
+  trainer: TrainerParts,
+  batch: Batch,
+  program: Callable[..., Any] | None = None,
+) -> Predictions:
+  """Returns labels and logits of the examples of one batch, as `_scored`."""
   with held():
-    logits, batch = trainer.turns.run(lambda: _logits(trainer, batch))
+    logits, batch = trainer.turns.run(lambda: _logits(trainer, batch, program))
+  if program is not None:
+    batch = batch._replace(labels=None)
   labels, real = batch.labels, batch.weights > 0
   if labels is not None:
     if logits.shape != labels.shape:
@@ -171,15 +203,18 @@ def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
   return Predictions(labels, to_host(logits)[real])
 
 
-def _logits(trainer: TrainerParts, batch: Batch) -> tuple[Array, Batch]:
+def _logits(
+  trainer: TrainerParts, batch: Batch, program: Callable[..., Any] | None
+) -> tuple[Array, Batch]:
   """Returns logits of the admitted batch, and the batch."""
+  program = program or trainer.programs.forward
   trainer.check_consistent()
   batch = admit(batch, trainer.shape, labelled=False)
   rows, inverses = trainer.engine.look_up(batch.lookups)
   inputs = to_device((inverses, batch.dense, batch.lookup_weights))
   state = trainer.state
   params, model_state = on_first((state.params, state.model_state))
-  logits, _ = trainer.programs.forward(params, model_state, rows, *inputs)
+  logits, _ = program(params, model_state, rows, *inputs)
   return logits, batch
 
 

@@ -12,6 +12,7 @@ import functools
 import math
 import time
 from typing import Any, NamedTuple
+import zlib
 
 import jax
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
@@ -38,6 +39,10 @@ from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.training.step import Blocks
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import Batch
+
+_COMPARED = 1024
+"""Steps from one at which processes compare their batches to the next. The
+engine's first number is a multiple of it."""
 
 
 class BadLoss(UserError):
@@ -211,6 +216,7 @@ def _take_step(
   trainer.check_consistent()
   engine, rows = trainer.engine, trainer.rows
   engine.check_step(item.step)
+  _check_same(engine, item)
   if scheduled.edge.hot_here is not None:
     engine.swap_hot(scheduled.edge.hot_here)  # repeating it does nothing
     if scheduled.edge.hot_here:
@@ -244,6 +250,25 @@ def _take_step(
     trainer.grown = {**trainer.grown, **scheduled.grown}
     done()  # here, so that no Ctrl-C comes between the step and its position
   return loss
+
+
+def _check_same(engine: Engine, item: PlannedBatch) -> None:
+  """Checks that all processes plan the same step on the same examples."""
+  devices = engine.devices
+  if devices is None or devices.alone or engine.step % _COMPARED:
+    return
+  batch, crc = item.batch, item.scheduled.seen
+  rows = [array for plan in item.plans for array in (plan.rows, plan.load)]
+  for array in (batch.dense, batch.lookups, batch.labels, *rows):
+    column = np.ascontiguousarray(array).reshape(-1)
+    crc = zlib.crc32(column.view(np.uint8).data, crc)
+  if len(others := devices.agreed(crc)) > 1:
+    raise UserError(
+      'every process must read the same examples in the same order',
+      got=f'{len(others)} unlike batches',
+      where='Trainer.train, source',
+      hint='give each the whole source, with the same seed and position',
+    )
 
 
 def _row_index(

@@ -19,6 +19,7 @@ CONFIGS = {
 # another one has to be named.
 BAD = {
   'seed': -1,
+  'processes': 0,
   'data.batch_size': 0,
   'data.proxy': 'tera',
   'data.source': 'nowhere:data',
@@ -95,7 +96,11 @@ BAD_OF_FILES = {
     'data.min_count': 0,
     'data.hash_rows': 0,
   },
-  'movielens': {'data.threshold': 9.0, 'data.history': -1},
+  'movielens': {
+    'data.threshold': 9.0,
+    'data.history': -1,
+    'data.steps': -1,
+  },
   'taobao': {
     'data.steps': 0,
     'data.per_user': 0,

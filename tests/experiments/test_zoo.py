@@ -156,7 +156,7 @@ def test_the_rate_is_chosen_by_the_loss_in_training():
   ]
   first, second = page.figures(runs)
   assert (first['rate'], first['log loss'][:6]) == ('1', '0.5100')
-  assert (first['less a'], second['less a'][:7]) == ('-', '-0.0100')
+  assert (first['minus a'], second['minus a'][:7]) == ('-', '-0.0100')
   assert first['ms a step'][:6] == '200.00'
   assert first['examples/s'] == '20'
 

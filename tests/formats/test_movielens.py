@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import END
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.formats.movielens import movielens_raw
@@ -60,6 +61,28 @@ def test_any_log_has_the_histories_of_a_slow_reader(
     [user, item, *past, *[END] * (history - len(past))]
     for _, _, user, item, past in expected
   ]
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_sequences_have_the_histories_and_then_the_item(name, tmp_path):
+  path = write(tmp_path / 'log', name)
+  raw = movielens_raw(path, steps=5)
+  (chunk,) = (chunk for chunk, _ in raw.parts[0].chunks())
+  expected = slow_examples(path, name, 5)
+  assert chunk.ids.tolist() == [
+    [*[END] * (5 - len(past)), *past, item] for _, _, _, item, past in expected
+  ]
+  np.testing.assert_array_equal(chunk.dense[:, :2], [e[1] for e in expected])
+  when, ages = {}, []
+  rows = [*FORMATS[name].slow_rows(path.read_bytes()).values()]
+  for user, _, _, time in sorted(rows, key=lambda row: row[3]):
+    past = when.setdefault(user, [])
+    past.append(time)
+    latest = [np.float32(time - x) for x in past[-6:]]
+    ages.append([*[0] * (6 - len(latest)), *latest])
+  np.testing.assert_array_equal(chunk.dense[:, 2:], ages)
+  with pytest.raises(UserError, match='sequences have the history in them'):
+    movielens_raw(path, steps=5, history=2)
 
 
 def test_the_latest_are_held_out_and_rows_ranked_by_all_features(tmp_path):

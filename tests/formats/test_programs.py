@@ -191,6 +191,18 @@ SMALL = {
 }
 
 
+@pytest.mark.parametrize('variant', ['two_tower', 'sasrec', 'hstu'])
+def test_other_models_train_on_movielens(variant, tmp_path):
+  log = FORMATS['ml csv']
+  path = log.write(tmp_path / 'ratings.csv', log.lines(1500))
+  some = {'data.path': str(path), 'data.batch_size': 64, 'train.steps': 4}
+  some |= {'eval.curve_steps': 0}
+  steps = {} if variant == 'two_tower' else {'data.steps': 3}
+  config = config_of(movielens, variant, **some, **steps)
+  assert run_job(tmp_path / 'run', config) == 0
+  assert summary_of(tmp_path / 'run')['log_loss'] > 0
+
+
 def test_movielens_trains_alike_from_its_file_and_packed(tmp_path):
   path = tmp_path / 'ratings.csv'
   FORMATS['ml csv'].write(path, FORMATS['ml csv'].lines(1500))

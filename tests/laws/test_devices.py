@@ -18,6 +18,8 @@ from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.engine.planner import Slices
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.store.base import Storage
+from slipstream_jax.store.tiered import TieredStore
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import market, small
@@ -148,6 +150,18 @@ def test_the_program_of_a_part_is_compiled_equally_for_any_devices():
   one = operations(1)
   assert sum(one.values()) > 100
   assert operations(8) == one
+
+
+def test_devices_change_no_number_of_rows_on_a_disk(tmp_path):
+  kept = Storage(
+    'tiered',
+    lambda groups: tuple(TieredStore(one, tmp_path, 60) for one in groups),
+  )
+  trainer, source = start(4, 'cached', storage=kept)
+  with planned(trainer, source, 2) as batches:
+    losses = [record.loss for record in train(trainer, batches, 12)]
+  assert_same_bits((*small.everything(trainer), losses), run(1))
+  trainer.engine.close()
 
 
 # Growing vocabularies, lists, features that share a table, two groups.

@@ -24,6 +24,7 @@ MODELS = {
     layers=(('dot', 'low_rank_cross'), ('attention', 'fm', 'linear')),
     tokens=5,
   ),
+  'two_tower': slip.TwoTower(widths=(6, 4), log_q=1),
   'sasrec': slip.SASRec(blocks=1, top=(4,)),
   'hstu': slip.HSTU(blocks=1, top=(), times='when'),
 }

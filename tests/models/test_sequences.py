@@ -203,6 +203,7 @@ def test_what_does_not_fit(kind):
     (kind(heads=4), (none, rows), 'must divide the dim of the tables, 6'),
     (kind(), (none, {'a': rows['a'][:, 0]}), 'sequences of a history'),
     (kind(times='when'), (none, rows), 'must be a dense feature'),
+    (kind(times=0), (none, rows), 'must be a dense feature'),
   ):
     with pytest.raises(UserError, match=said):
       params_of(model, *inputs)

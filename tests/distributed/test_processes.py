@@ -1,0 +1,75 @@
+"""The number of processes changes no number.
+
+Real processes of a CPU exchange rows over sockets. Their bits are compared with
+those of one process that computes as many parts on one device.
+"""
+
+import contextlib
+import functools
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.programs import LIMIT_S, started
+
+SHORT = 'resident', 'pinned', 'stale'
+LONG = *SHORT, 'streamed', 'cached', 'none'
+
+
+def free_port():
+  with socket.socket() as one:
+    one.bind(('localhost', 0))
+    return one.getsockname()[1]
+
+
+def results(processes, devices, folder, runs):
+  """What each process prints of these runs."""
+  address = f'localhost:{free_port()}'
+  command = [sys.executable, '-m', 'tests.distributed.worker']
+  more = [processes, devices, address, folder, ','.join(runs)]
+  with contextlib.ExitStack() as ended:
+    all_of_them = [
+      ended.enter_context(
+        started(
+          [*command, *map(str, [number, *more])],
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,
+        )
+      )
+      for number in range(processes)
+    ]
+    outputs = [one.communicate(timeout=LIMIT_S) for one in all_of_them]
+  for one, (_, errors) in zip(all_of_them, outputs, strict=True):
+    assert one.returncode == 0, errors
+  return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+
+
+@functools.cache
+def of_one(folder, runs):
+  (one,) = results(1, 1, folder, runs)
+  return one
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp('one')
+
+
+def test_processes_change_no_number(folder, tmp_path):
+  one = of_one(folder, SHORT)
+  assert one['resident'] == one['pinned']
+  for each in results(2, 2, tmp_path, (*SHORT, 'unlike')):
+    assert 'every process must read the same examples' in each.pop('unlike')
+    assert each == one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('processes', 'devices'), [(2, 4), (4, 4)])
+def test_processes_of_several_devices_change_no_number(
+  processes, devices, folder, tmp_path
+):
+  one = of_one(folder, LONG)
+  assert results(processes, devices, tmp_path, LONG) == [one] * processes

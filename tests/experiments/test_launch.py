@@ -1,0 +1,106 @@
+"""Runs of several processes, which are killed, stopped and refused."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from experiments.common import record
+from tests.support.programs import finished, LIMIT_S, started, wait_until
+from tests.support.runs import (
+  arrays_of,
+  assert_one_sentence,
+  assert_same_tree,
+  manifest_of,
+  summary_of,
+)
+
+pytestmark = pytest.mark.slow
+FLAGS = (
+  '--config=configs/criteo.py:smoke',
+  '--config.parts=8',
+  '--config.train.steps=200',
+  '--config.train.checkpoint_steps=20',
+)
+
+
+def launch(folder, *more):
+  """Two processes of a run, as `started`."""
+  command = [sys.executable, '-m', 'experiments.launch', '--processes=2']
+  return started(
+    [*command, *FLAGS, f'--workdir={folder}', *more],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
+
+
+def children_of(process):
+  threads = pathlib.Path(f'/proc/{process.pid}/task').iterdir()
+  return [
+    int(child)
+    for thread in threads
+    for child in (thread / 'children').read_text().split()
+  ]
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """The folder of a run of one process."""
+  folder = tmp_path_factory.mktemp('whole')
+  command = [sys.executable, '-m', 'experiments.run', *FLAGS]
+  done = finished([*command, f'--workdir={folder}'])
+  assert done.returncode == 0, done.stderr
+  return folder
+
+
+def assert_same_run(one, other):
+  last = summary_of(one)
+  assert last['auc'] == summary_of(other)['auc']
+  assert last['examples_dropped'] == summary_of(other)['examples_dropped']
+  steps = last['steps']
+  assert_same_tree(arrays_of(one, steps), arrays_of(other, steps))
+
+
+@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_starts_again_when_a_process_dies_or_freezes(
+  how, whole, tmp_path
+):
+  folder = tmp_path / 'run'
+  with launch(folder) as process:
+    wait_until(manifest_of(folder, 20).exists, process)
+    _, last = sorted(children_of(process))
+    os.kill(last, how)
+    out, errors = process.communicate(timeout=LIMIT_S)
+  assert process.returncode == 0, errors
+  assert 'all start again' in ' '.join(out.split())
+  assert_same_run(whole, folder)
+
+
+def test_a_signal_saves_once_and_ends_all(whole, tmp_path):
+  folder = tmp_path / 'run'
+  with launch(folder) as process:
+    wait_until(manifest_of(folder, 20).exists, process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=LIMIT_S)
+  assert process.returncode == 143
+  assert 'is saved, and this continues' in errors
+  assert not (folder / record.SUMMARY).exists()
+  with launch(folder, '--config.resume=True') as process:
+    _, errors = process.communicate(timeout=LIMIT_S)
+  assert process.returncode == 0, errors
+  assert_same_run(whole, folder)
+
+
+def test_what_processes_cannot_train_is_refused(tmp_path):
+  for words, more in {
+    'cannot go back': '--config.train.on_bad_loss=rollback',
+    'must divide the devices': '--config.devices=3',
+  }.items():
+    with launch(tmp_path / 'run', more) as process:
+      _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert_one_sentence(errors, words)
+  assert not (tmp_path / 'run').exists()
