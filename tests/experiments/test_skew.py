@@ -9,7 +9,7 @@ from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.synthetic.stream import PROFILE_START, TEST_START
 from tests.support import small
 
-FAST = [('kaggle', 0), ('avazu', 0)]
+FAST = [('kaggle', 0)]
 MORE = [(name, seed) for name in skew.PUBLISHED for seed in (0, 1)]
 
 

@@ -211,6 +211,9 @@ def test_a_drawn_row_depends_on_seed_table_and_row_alone(seed):
   assert not np.array_equal(a(seed + 1, np.arange(900)), whole)
   assert not np.array_equal(a(seed ^ 2**33, np.arange(900)), whole)
   assert len(np.unique(whole)) > 4400
+  near, far = a(seed, np.array([5, 5 + 2**32]))
+  assert np.array_equal(near, whole[5])
+  assert not np.array_equal(near, far)
   assert abs(whole.std() - 0.1) < 0.005
   square = c(seed, np.arange(600))
   np.testing.assert_allclose(square.T @ square, np.eye(5), atol=1e-5)

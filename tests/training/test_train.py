@@ -11,7 +11,7 @@ from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.training.evaluate import evaluate
-from slipstream_jax.training.loop import train
+from slipstream_jax.training.loop import score_held_out, train
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import small
 from tests.support.small import assert_same_bits, everything
@@ -100,3 +100,19 @@ def test_training_learns_and_evaluation_changes_nothing():
   assert metrics.auc > 0.95
   assert_same_bits(before, everything(trainer))
   assert trainer.engine.counters == counted
+
+
+def test_the_loss_of_held_out_examples_is_their_weighted_mean():
+  trainer = trainer_of('pinned')
+  batch = next(ColumnBatches(small.columns(16), 16))
+
+  def loss(weights):
+    trainer.held_out = batch._replace(weights=np.float32(weights))
+    score_held_out(trainer, 1)
+    return trainer.probe.loss(1)
+
+  losses = [loss(one) for one in np.eye(16)]
+  assert len(set(losses)) > 8
+  weights = np.arange(16) % 5
+  expected = np.average(losses, weights=weights)
+  np.testing.assert_allclose(loss(weights), expected, rtol=1e-5)
