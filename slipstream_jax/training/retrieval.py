@@ -12,7 +12,7 @@ from slipstream_jax.training.evaluate import predict_batch
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import Batch
 
-_USERS = 1 << 10  # scored at once
+_USERS = 1 << 8  # scored at once
 _ITEMS = 1 << 14
 
 
