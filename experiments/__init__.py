@@ -1,6 +1,7 @@
 """Programs: flags, one call, exit code. `python -m experiments.NAME --help`.
 
 run: trains, evaluates and reports one experiment.
+launch: trains one config in several processes of a machine.
 doctor: checks machine, config and data before a long run.
 prepare: packs raw files once, for many experiments.
 compare: trains with and without skipping, side by side.

@@ -32,6 +32,7 @@ from tests.support.runs import assert_one_sentence
 
 PROGRAMS = {  # and whether they take a config
   'run.__main__': True,
+  'launch.__main__': True,
   'prepare.__main__': True,
   'compare.__main__': True,
   'bench.__main__': True,

@@ -21,4 +21,4 @@ flags.DEFINE_string(
 )
 
 if __name__ == '__main__':
-  cli.run('experiments.common.launching:launch')
+  cli.run('experiments.launch.job:launch')

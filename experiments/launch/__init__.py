@@ -1,0 +1,1 @@
+"""Trains one config in several processes of a machine."""
