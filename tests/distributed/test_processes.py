@@ -26,7 +26,7 @@ def free_port():
 
 
 def results(processes, devices, folder, runs):
-  """What each process prints of these runs."""
+  """Returns what each process prints of these runs."""
   address = f'localhost:{free_port()}'
   command = [sys.executable, '-m', 'tests.distributed.worker']
   more = [processes, devices, address, folder, ','.join(runs)]
