@@ -97,6 +97,7 @@ BAD_OF_FILES = {
     'data.hash_rows': 0,
   },
   'movielens': {
+    'data.split': 'by_hand',
     'data.threshold': 9.0,
     'data.history': -1,
     'data.steps': -1,
