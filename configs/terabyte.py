@@ -24,6 +24,7 @@ the synthetic stream it has a hundredth of the rows.
 """
 
 import ml_collections
+from ml_collections import config_dict
 
 from configs import common
 
@@ -49,6 +50,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """
   config = common.start(variant, ('', 'full', 'dcn', 'smoke'))
   common.files(config, 'terabyte', batch_size=2048)
+  # Lookups of each feature's bag, which are drawn. None: one, its id.
+  config.data.multi_hot = config_dict.placeholder(tuple)
   config.data.missing_flags = False  # one more dense feature for each: missing?
   config.data.hash_rows = 40_000_000
   config.data.sample = 0.0183  # share of the lines that are kept
@@ -69,7 +72,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 def _dcn(config: ml_collections.ConfigDict) -> None:
   """Changes the model to that of MLPerf's DLRM-DCNv2."""
-  config.data.multi_hot = _MULTI_HOT  # lookups of each feature's bag
+  config.data.multi_hot = _MULTI_HOT
   common.another_model(config, 'dcn')
   config.model.dim = 128
   config.model.bottom = (512, 256, 128)

@@ -144,7 +144,7 @@ NEVER_BAD = {
 ELSEWHERE = {
   *('data.data_dir', 'data.train_split', 'data.test_split', 'eval.split'),
   *('data.features.tables', 'data.features.label', 'data.features.dense'),
-  'data.features.transform',
+  *('data.features.transform', 'data.multi_hot'),
 }
 # Widths and rates are for Flax and optax to judge.
 FREE = {

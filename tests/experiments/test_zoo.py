@@ -64,6 +64,8 @@ def test_a_config_makes_a_model_of_sequences(name):
 
 def test_the_layers_of_dlrm_dcnv2():
   """As in MLPerf's reference: 27 vectors of 128, three crosses of rank 512."""
+  lengths = terabyte.get_config('dcn').data.multi_hot
+  assert (len(lengths), sum(lengths), max(lengths)) == (26, 214, 100)
   sizes = sizes_of(CONFIGS['mlperf'])
   crosses = [shape for path, shape in sizes.items() if 'cross' in path]
   width = 27 * 128
