@@ -7,6 +7,9 @@ A callback is any object with at least one of these methods:
   on_validation(record): a `Validation`. No step is running.
   on_end(history): the `History`, also after an early stop, but not after an
     error.
+
+Of several processes, each calls its callbacks, but only the first one writes
+logs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +18,8 @@ import os
 import pathlib
 import time
 from typing import Any, TextIO
+
+import jax
 
 from slipstream_jax.api.history import History, numbers_of, Validation
 from slipstream_jax.errors import check_path, UserError
@@ -51,8 +56,10 @@ class Callbacks:
         )
     self._calls: dict[str, list[Callable[[Any], Any]]]
     self._calls = {name: [] for name in _NAMES}
+    is_first = jax.process_index() == 0
     for one in known:
-      self.add(one)
+      if is_first or not isinstance(one, CSVLog | TensorBoard):
+        self.add(one)
     if on_step is not None:
       self._calls['on_step'].append(on_step)
 

@@ -64,6 +64,9 @@ def test_processes_change_no_number(folder, tmp_path):
   for each in results(2, 2, tmp_path, (*SHORT, 'unlike')):
     assert 'every process must read the same examples' in each.pop('unlike')
     assert each == one
+  first, second = (tmp_path / f'stale{number}.csv' for number in range(2))
+  assert len(first.read_text().splitlines()) == 12
+  assert not second.read_text()
 
 
 @pytest.mark.slow

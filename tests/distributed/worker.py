@@ -51,6 +51,7 @@ def of_placement(placement, devices, seed=1):
 
 def of_market(devices, folder, skip, placing):
   """A run that is saved, and resumed under another placement."""
+  from slipstream_jax.api.callbacks import CSVLog
   from tests.support import market
 
   def trainer(placing):
@@ -60,7 +61,9 @@ def of_market(devices, folder, skip, placing):
     )
 
   with trainer(placing) as first:
-    first.train(market.source(), 11, skip=market.SKIPS[skip])
+    log = CSVLog(f'{folder}{jax.process_index()}.csv')
+    skipping = market.SKIPS[skip]
+    first.train(market.source(), 11, skip=skipping, callbacks=[log])
     first.save(folder)
   with trainer('pinned') as last:
     last.restore(folder)

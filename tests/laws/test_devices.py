@@ -5,9 +5,11 @@ computes as many parts.
 """
 
 import collections
+import contextlib
 import functools
 import re
 
+from flax import nnx
 import jax
 import numpy as np
 import optax
@@ -202,6 +204,34 @@ def test_devices_change_no_number_of_a_market(devices, skip, placing):
     np.testing.assert_array_equal(
       trainer.predict(held_out), one.predict(held_out)
     )
+
+
+class Towers(nnx.Module):
+  """Two towers of nnx, one of which drops units."""
+
+  def __init__(self, rngs):
+    self.user = nnx.Linear(4, 3, rngs=rngs)
+    self.item = nnx.Linear(3, 3, rngs=rngs)
+    self.drop = nnx.Dropout(0.2, rngs=rngs)
+
+  def __call__(self, dense, e):
+    user = self.drop(nnx.relu(self.user(e['user'])))
+    return (user * self.item(e['item'] + e['history'])).sum(-1)
+
+
+def test_devices_change_no_number_of_an_nnx_model():
+  with jax.transfer_guard('allow'):  # nnx makes parameters outside jit
+    model = Towers(nnx.Rngs(0))
+  with contextlib.ExitStack() as opened:
+    one, other = (
+      opened.enter_context(
+        market.trainer(model=model, devices=devices, parts=PARTS)
+      )
+      for devices in (1, 8)
+    )
+    for trainer in (one, other):
+      trainer.train(market.source(), market.STEPS)
+    market.assert_same(other, one)
 
 
 @pytest.mark.parametrize(

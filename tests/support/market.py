@@ -90,9 +90,9 @@ def source(words=None, **arguments):
   return slip.batches(DENSE, IDS, labels, vocabularies=words, **arguments)
 
 
-def trainer(**arguments):
+def trainer(model=MODEL, **arguments):
   defaults = {'row_optimizer': ROWS, 'dense_optimizer': ADAM, 'hot_bytes': 600}
-  return slip.Trainer(MODEL, TABLES, features=FEATURES, **defaults | arguments)
+  return slip.Trainer(model, TABLES, features=FEATURES, **defaults | arguments)
 
 
 def state_of(trainer):
