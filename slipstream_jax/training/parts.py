@@ -237,6 +237,26 @@ def _tree(parts: Sequence[Any]) -> Any:
   return parts[0]
 
 
+def _of_slices(own: Any) -> list[Any]:
+  """Returns a tree of arrays as each device has it.
+
+  Those of a dtype are sent as one, since each exchange takes its time.
+  """
+  leaves, form = jax.tree.flatten(own)
+  lanes = lax.axis_size(AXIS)
+  of_slices: list[list[Any]] = [[None] * len(leaves) for _ in range(lanes)]
+  for dtype in {leaf.dtype: None for leaf in leaves}:
+    some = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+    ends = np.cumsum([leaves[i].size for i in some])[:-1]
+    joined = jnp.concatenate([leaves[i].reshape(-1) for i in some])
+    for slice_, row in zip(
+      of_slices, lax.all_gather(joined, AXIS), strict=True
+    ):
+      for i, values in zip(some, jnp.split(row, ends), strict=True):
+        slice_[i] = values.reshape(leaves[i].shape)
+  return [jax.tree.unflatten(form, one) for one in of_slices]
+
+
 def _add(
   sums: tuple[Sums, ...],
   rows: tuple[tuple[jax.Array, ...], ...],
@@ -244,15 +264,8 @@ def _add(
   summed: tuple[jax.Array, ...],
 ) -> tuple[Sums, tuple[jax.Array, ...]]:
   """Returns the sums of all parts, and the gradients of the lane's rows."""
-  own = jax.tree.map(lambda x: x[0], _tree(sums))
-  everywhere = lax.all_gather(own, AXIS)
   lanes = lax.axis_size(AXIS)
-  total = _tree(
-    [
-      jax.tree.map(lambda x, i=i: x[i], everywhere)  # ty: ignore
-      for i in range(lanes)
-    ]
-  )
+  total = _tree(_of_slices(jax.tree.map(lambda x: x[0], _tree(sums))))
   gradients = []
   for of_parts, to_slice, to_lane in zip(
     zip(*rows, strict=True), returned, summed, strict=True
