@@ -112,13 +112,16 @@ def dlrm(
 
 ZOO = ('dcn', 'deepfm', 'wide_deep', 'dhen')
 """Models that `another_model` puts in the place of a DLRM."""
+SEQUENCES = ('sasrec', 'hstu')
+"""Models that it puts in the place of a TBSM, or of two towers."""
 
 
 def another_model(config: ConfigDict, name: str) -> None:
-  """Replaces the DLRM of a config by a model of the zoo with its widths.
+  """Replaces the model of a config by another one on the same data.
 
-  Embeddings keep their width, so that rows of a model that has a weight for
-  each row become one longer.
+  One of `ZOO` gets the widths of a DLRM. Embeddings keep their width, so that
+  rows of a model that has a weight for each row become one longer. One of
+  `SEQUENCES` gets the dim of a TBSM, or of two towers, whose task it takes.
   """
   model = config.model
   model.name = name
@@ -134,6 +137,22 @@ def another_model(config: ConfigDict, name: str) -> None:
       model.layers = (('dot', 'linear'), ('dot', 'linear'))
       # Tokens that each layer ends in. None: as many as there are features.
       model.tokens = placeholder(int)
+    case 'sasrec' | 'hstu':
+      _sequences_instead(config, name)
+
+
+def _sequences_instead(config: ConfigDict, name: str) -> None:
+  """Replaces a TBSM, or two towers, by blocks over a history."""
+  before = config.model
+  blocks(config, name, before.dim)
+  config.model.init_scale = 0.3  # smaller rows give no product a size
+  if 'log_q' in before:
+    config.data.steps = 50
+    config.model.next_item = True
+    config.model.top = ()
+    config.model.log_q = before.log_q
+    if name == 'hstu':
+      config.model.times = 2  # the first column of the steps' ages
 
 
 def tbsm(
@@ -161,6 +180,10 @@ def blocks(config: ConfigDict, name: str, dim: int) -> None:
   config.model.times = placeholder(int)
   # Widths of the layers over state and candidate, without the last, of width 1.
   config.model.top = (64,)
+  # Whether it learns which item of the batch comes next, rather than clicks.
+  # Then top must be ().
+  config.model.next_item = False
+  config.model.log_q = placeholder(int)  # as for two towers, of next items
 
 
 def two_tower(

@@ -47,18 +47,17 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.test_share = 0.2  # of the points, the latest ones
   config.data.points_seed = 0  # of the choice of points and of drawn items
   common.synthetic(config, 'taobao')
-  if variant in ('sasrec', 'hstu'):
-    common.blocks(config, variant, dim=16)
-  else:
-    common.tbsm(
-      config,
-      dim=16,
-      bottom=(16,),
-      top=(15, 15),
-      attention=(15, 15),
-      final=(60,),
-    )
+  common.tbsm(
+    config,
+    dim=16,
+    bottom=(16,),
+    top=(15, 15),
+    attention=(15, 15),
+    final=(60,),
+  )
   config.model.init_scale = 0.3  # smaller rows give no product a size
+  if variant in common.SEQUENCES:
+    common.another_model(config, variant)
   common.optimizers(
     config,
     # Gradients are means over the batch: small, and so must the start be.

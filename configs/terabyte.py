@@ -17,13 +17,14 @@ That says nothing about real clicks. `configs/terabyte.py:full` has all 266 M
 rows, 69 GB with their row state. `configs/terabyte.py:smoke` takes seconds, on
 small tables.
 
-`configs/terabyte.py:dcn` has the layers of MLPerf's DLRM-DCNv2: D = 128, three
-crosses of rank 512. Each feature has one id. MLPerf draws up to 100 ids for
-each, which `experiments.bench.embedding --lookups=mlperf` times. Not yet run
-here on real logs. On the synthetic stream it has a hundredth of the rows.
+`configs/terabyte.py:dcn` is MLPerf's DLRM-DCNv2: D = 128, three crosses of rank
+512, and up to 100 lookups for each feature. As there, a bag has the id itself,
+and others that are drawn once for each id. Not yet run here on real logs. On
+the synthetic stream it has a hundredth of the rows.
 """
 
 import ml_collections
+from ml_collections import config_dict
 
 from configs import common
 
@@ -31,6 +32,13 @@ from configs import common
 _ROWS = (
   *(400_000, 390, 172, 74, 202, 3, 71, 15, 3, 400_000, 30_679, 4052, 10),
   *(22, 119, 3, 4, 9, 14, 400_000, 400_000, 400_000, 5901, 129, 3, 3),
+)
+
+
+# Lookups of each feature of MLPerf's DLRM-DCNv2.
+_MULTI_HOT = (
+  *(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1),
+  *(6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
 )
 
 
@@ -42,6 +50,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """
   config = common.start(variant, ('', 'full', 'dcn', 'smoke'))
   common.files(config, 'terabyte', batch_size=2048)
+  # Lookups of each feature's bag, which are drawn. None: one, its id.
+  config.data.multi_hot = config_dict.placeholder(tuple)
   config.data.missing_flags = False  # one more dense feature for each: missing?
   config.data.hash_rows = 40_000_000
   config.data.sample = 0.0183  # share of the lines that are kept
@@ -62,6 +72,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 def _dcn(config: ml_collections.ConfigDict) -> None:
   """Changes the model to that of MLPerf's DLRM-DCNv2."""
+  config.data.multi_hot = _MULTI_HOT
   common.another_model(config, 'dcn')
   config.model.dim = 128
   config.model.bottom = (512, 256, 128)

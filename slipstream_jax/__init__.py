@@ -16,6 +16,7 @@ Training
   auc, log_loss, rmse, mae: metrics for `Trainer(metrics=[...])`.
   METRICS: all metrics by name.
   recall_at_k, ndcg_at_k: quality of the items of `Trainer.top_k`.
+  log_counts: how often each item occurs, for `log_q` of a `TwoTower`.
   MeanMetric: a metric of one's own that means over examples define.
   Checkpoints: checkpoints of a user's own loop.
   UserError: the only error for wrong input, in one sentence.
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
   from slipstream_jax.training.metrics import METRICS as METRICS
   from slipstream_jax.training.metrics import Metrics as Metrics
   from slipstream_jax.training.metrics import rmse as rmse
+  from slipstream_jax.training.retrieval import log_counts as log_counts
   from slipstream_jax.training.retrieval import ndcg_at_k as ndcg_at_k
   from slipstream_jax.training.retrieval import recall_at_k as recall_at_k
   from slipstream_jax.transforms.rowwise import adagrad as adagrad
@@ -168,6 +170,7 @@ _HOMES = {
   'lazy_adam': 'transforms.rowwise',
   'log_loss': 'training.metrics',
   'mae': 'training.metrics',
+  'log_counts': 'training.retrieval',
   'ndcg_at_k': 'training.retrieval',
   'pack': 'packed.pack',
   'packed_dataset': 'packed.dataset',

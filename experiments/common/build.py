@@ -1,5 +1,8 @@
 """Makes a trainer of a config, and the batches that it trains on."""
 
+import contextlib
+import dataclasses
+import itertools
 import os
 import pathlib
 import tempfile
@@ -8,18 +11,20 @@ import jax
 import ml_collections
 import numpy as np
 
+from experiments.common import interrupts
 from experiments.common.models import (
   dense_optimizer,
   model_of,
   row_optimizer,
 )
 from slipstream_jax.data.profile import row_uses, spread
-from slipstream_jax.data.source import Dataset
+from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.files import Path
 from slipstream_jax.initializers import Uniform
 from slipstream_jax.models.normalization import NORMALIZATIONS
+from slipstream_jax.models.towers import is_over_batch
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.schedules.phases import Phases
@@ -36,7 +41,10 @@ from slipstream_jax.store.tiered import STORES
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.divided import divided
+from slipstream_jax.training.evaluate import evaluate
+from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.recipe import Recipe, TrainState
+from slipstream_jax.training.retrieval import ranked
 from slipstream_jax.training.trainer_parts import (
   make_parts,
   scheduled,
@@ -266,6 +274,40 @@ def batches(
   most = None if ends else steps
   ahead = depth, workers
   return slipstream(trainer, source, settings, most, *ahead, regrouping)
+
+
+def evaluated(
+  config: ml_collections.ConfigDict,
+  trainer: TrainerParts,
+  data: Dataset,
+  max_batches: int | None = None,
+) -> Metrics:
+  """Returns metrics of held-out examples, of all or of some batches.
+
+  Those of a model of users and items have also how well it ranks all items.
+
+  Raises:
+    UserError: examples cannot be scored.
+    KeyboardInterrupt: a signal came.
+  """
+
+  def test() -> BatchSource:
+    return interrupts.Checked(data.test(config.eval.batch_size))
+
+  metrics = evaluate(trainer, test(), max_batches)
+  model = trainer.recipe.model
+  if not is_over_batch(model) or not hasattr(model, 'vectors'):
+    return metrics
+  size = data.train_examples or config.hot.profile_examples
+  with contextlib.ExitStack() as opened:
+    known = [opened.enter_context(contextlib.closing(data.train(size)))]
+    trained = itertools.islice(known[0], 1)
+    if data.validation is not None:
+      other = data.validation(config.eval.batch_size)
+      known.append(opened.enter_context(contextlib.closing(other)))
+    every = itertools.chain(trained, *known[1:])
+    ranks = ranked(trainer, test, every, max_batches)
+  return dataclasses.replace(metrics, values={**metrics.values, **ranks})
 
 
 def system(config: ml_collections.ConfigDict) -> System:

@@ -9,6 +9,7 @@ import ml_collections
 
 from experiments.common import own
 from experiments.common.errors import key_of
+from slipstream_jax.data.multi_hot import multi_hot
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.formats.avazu import avazu_raw
@@ -45,11 +46,17 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
 
   `source` names a function of the user's own and comes first. A path that is a
   folder was packed by `experiments.prepare`. Any other path is raw data, which
-  are held in memory. Without a path it is a synthetic proxy.
+  are held in memory. Without a path it is a synthetic proxy. With `multi_hot`
+  each lookup becomes a bag.
 
   Raises:
     UserError: files are missing or malformed, or a setting is invalid.
   """
+  plain, lengths = _dataset(config), config.data.get('multi_hot')
+  return plain if lengths is None else multi_hot(plain, lengths)
+
+
+def _dataset(config: ml_collections.ConfigDict) -> Dataset:
   data = config.data
   path, seed = data.path, config.seed if data.shuffle else None
   if data.get('source'):
@@ -65,6 +72,7 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
     min_count=data.min_count,
     hash_rows=data.hash_rows,
     shuffle_seed=seed,
+    test_split=config.eval.split,
   )
 
 

@@ -23,8 +23,9 @@ _SAME_NAME = {
   'data': (
     'SequenceSpec.rows SyntheticSpec.rows bad_lines batch_size data_dir'
     ' drift_examples features hash_rows history min_count min_history'
-    ' missing_flags movielens_raw.steps movielens_raw.threshold per_user sample'
-    ' sample_negatives saturation taobao_raw.steps test_examples test_share'
+    ' missing_flags movielens_raw.split movielens_raw.steps'
+    ' movielens_raw.threshold per_user sample sample_negatives saturation'
+    ' taobao_raw.steps test_examples test_share'
   ),
   'data.features': (
     'FeatureMap.dense FeatureMap.label FeatureMap.tables FeatureMap.transform'
@@ -58,6 +59,7 @@ KEYS = {
   'depth': 'prefetch_batches',
   'hot': 'hot.bytes',
   'learning_rate': 'optimizer.rows',
+  'multi_hot.lengths': 'data.multi_hot',
   'look_ahead': 'cache.look_ahead_batches',
   'proxy_dataset.name': 'data.proxy',
   'shuffle_seed': 'seed',

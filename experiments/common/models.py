@@ -83,6 +83,8 @@ def _sequences(model: ml_collections.ConfigDict) -> dict[str, Any]:
     'blocks': model.blocks,
     'heads': model.heads,
     'top': tuple(model.top),
+    'next_item': model.next_item,
+    'log_q': model.log_q,
   }
 
 

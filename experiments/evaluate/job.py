@@ -6,11 +6,11 @@ from typing import Any
 
 import ml_collections
 
-from experiments.common import datasets, interrupts, loading, report
+from experiments.common import build, datasets, interrupts, loading, report
 from experiments.common.loading import LoadedRun
 from experiments.common.workdir import json_output
 from slipstream_jax.errors import UserError
-from slipstream_jax.training import evaluate, metrics
+from slipstream_jax.training import metrics
 
 
 def write_metrics(
@@ -52,8 +52,7 @@ def evaluation(run: LoadedRun, path: str | None = None) -> dict[str, Any]:
   """
   began = time.monotonic()
   if path is None:
-    source = interrupts.Checked(run.data.test(run.config.eval.batch_size))
-    numbers = evaluate.evaluate(run.trainer, source)
+    numbers = build.evaluated(run.config, run.trainer, run.data)
   else:
     scored = []
     raw = datasets.new_examples(run.config.data, path)

@@ -44,7 +44,6 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import UserError
-from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import BadLoss, StepRecord, train
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.trainer_parts import TrainerParts
@@ -315,8 +314,7 @@ def _evaluate(run: Run, step: int, examples: int | None = None) -> Metrics:
   """
   size = run.config.eval.batch_size
   batches = None if examples is None else -(-examples // size)
-  source = interrupts.Checked(run.data.test(size))
-  metrics = evaluate(run.trainer, source, batches)
+  metrics = build.evaluated(run.config, run.trainer, run.data, batches)
   numbers = metrics._asdict()
   del numbers['heads']  # the models that a config names have one head
   for name, value in numbers.items():

@@ -16,6 +16,7 @@ from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.selection.gain import VERDICTS
 from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.retrieval import NDCG, RECALL
 from slipstream_jax.training.trainer_parts import TrainerParts
 
 
@@ -341,10 +342,15 @@ def figures(summary: dict[str, Any]) -> dict[str, Any]:
     left_out += f' ({share:.1%})'
   moved = summary['bytes_loaded'] + summary['bytes_stored']
   compiling = f'{summary["seconds_compiling"]:,.1f} s compiling'
-  return {
+  quality = {
     'AUC': report.auc(summary['auc']),
     'log loss': summary['log_loss'],
     'calibration': summary['calibration'],
+  }
+  if RECALL in summary:
+    quality = {'recall at 10': summary[RECALL], 'NDCG at 10': summary[NDCG]}
+  return {
+    **quality,
     'examples per s': summary['examples_per_s'],
     'time': f'{summary["seconds"]:,.1f} s training, {compiling}',
     'examples left out': left_out,
@@ -364,7 +370,11 @@ def draw_curve(
   color = page.color(0)
   left.plot(*_points(lines, 'train', 'loss'), color=color)
   left.set(title='training loss', xlabel=_TRAINED, ylabel='log loss')
-  curve = _points(lines, 'eval', 'auc')
+  key, axis = ('auc', 'AUC')
+  last = report.auc(summary['auc'])
+  if RECALL in summary:
+    key, axis, last = RECALL, 'recall at 10', f'{summary[RECALL]:.4f}'
+  curve = _points(lines, 'eval', key)
   right.plot(*curve, color=color, marker='o', markersize=4)
   bayes = summary['bayes_auc']
   if bayes is not None:
@@ -378,8 +388,8 @@ def draw_curve(
       textcoords='offset points',
       **{'ha': 'right', 'va': 'top', 'fontsize': 8},
     )
-  title = f'held-out AUC, {report.auc(summary["auc"])} at the end'
-  right.set(title=title, xlabel=_TRAINED, ylabel='AUC')
+  title = f'held-out {axis}, {last} at the end'
+  right.set(title=title, xlabel=_TRAINED, ylabel=axis)
   figure.suptitle(summary['data'], fontsize=9, color=page.color('muted'))
   figure.savefig(path, dpi=130)
 

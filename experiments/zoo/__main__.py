@@ -1,4 +1,4 @@
-r"""Trains all click models of a family on one data set, and ranks them.
+r"""Trains all models of a family on one data set, and ranks them.
 
     python -m experiments.zoo [--config=configs/criteo.py:sample] \
         [--data=FILE] [--family=dhen] [--seeds=5] [--rates=0.3,1,3] \
@@ -10,7 +10,10 @@ each rate, a factor on the config's learning rates. The one with the lowest loss
 in training, over the last fifth of the steps, counts. Nothing is skipped.
 
 The family `clicks` has DLRM, DCN-v2, DeepFM, Wide & Deep and DHEN. `dhen` has
-DHEN with layers of one interaction each, and of several.
+DLRM, and DHEN with layers of one interaction each, and of several, all with
+layers above so wide that the FLOPs are equal. `sequences` has TBSM, SASRec and
+HSTU on the config of a TBSM. `retrieval` has two towers, SASRec and HSTU, which
+rank all items, on the config of two towers.
 
 Writes zoo.csv, a line per run as soon as it ends, and zoo.html, one page that
 needs nothing beside it. A stopped program continues with the same --workdir:
@@ -24,7 +27,9 @@ from absl import flags
 from experiments.common import cli, usage
 
 flags.DEFINE_string('data', None, 'Raw file or packed folder to train on.')
-flags.DEFINE_string('family', 'clicks', 'Models to train: clicks or dhen.')
+flags.DEFINE_string(
+  'family', 'clicks', 'Models to train: clicks, dhen, sequences or retrieval.'
+)
 flags.DEFINE_integer('seeds', 3, 'Seeds, from config.seed on.', 1)
 flags.DEFINE_list(
   'rates', ['0.3', '1', '3'], "Factors on the config's learning rates."

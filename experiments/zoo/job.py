@@ -20,10 +20,11 @@ from experiments.zoo import page
 from experiments.zoo.page import Cell, Run
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.models.adapters import adapt, Inputs
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.retrieval import NDCG, RECALL
 
 RUNS = 'zoo.csv'
 _LAST = 5  # a fifth of the steps, whose loss chooses the rate
@@ -36,6 +37,8 @@ class Entry(NamedTuple):
   """`config.model.name`."""
   layers: tuple[tuple[str, ...], ...] = ()
   """`config.model.layers` of a DHEN."""
+  top: tuple[int, ...] = ()
+  """`config.model.top`. Empty: that of the config."""
 
 
 _KINDS = ('dot', 'cross', 'attention', 'linear')
@@ -48,8 +51,11 @@ FAMILIES: dict[str, dict[str, Entry]] = {
     'dot + linear': Entry('dhen', (('dot', 'linear'),) * 2),
     'all four': Entry('dhen', (_KINDS,) * 2),
   },
+  'sequences': {name: Entry(name) for name in ('tbsm', *common.SEQUENCES)},
+  'retrieval': {name: Entry(name) for name in ('two_tower', *common.SEQUENCES)},
 }
-"""Models by name, the one that others are compared with first."""
+"""Models by name. The first is that of the config, with which others are
+compared."""
 
 
 def zoo(
@@ -77,12 +83,15 @@ def zoo(
   if steps:
     config.train.steps = steps
   errors.check(config)
-  if config.model.name != 'dlrm':
+  wanted = next(iter(entries.values())).name
+  if config.model.name != wanted:
     raise UserError(
-      'the zoo needs the config of a DLRM, whose widths all models have',
+      f'the family {family!r} needs the config of a model {wanted!r}, whose'
+      ' widths all models have',
       got=config.model.name,
       where='config.model.name',
-      hint='use configs/criteo.py:planted or configs/criteo.py:sample',
+      hint='use configs/criteo.py:sample for clicks, configs/taobao.py:sample'
+      ' for sequences, or configs/movielens.py:two_tower for retrieval',
     )
   screen = report.console()
   place = writable(str(folder(workdir, 'zoo-')), '--workdir')
@@ -95,14 +104,16 @@ def zoo(
   todo = [one for one in todo if one not in done]
   first = datasets.dataset(config)
   report.introduce(screen, first, place)
+  if family == 'dhen':
+    entries = widened(config, entries, first)
   total = len(todo) * build.total_steps(config, first)
   with Bar(screen, total, 'step', 'starting') as bar:
     for run in _runs(config, entries, todo, bar):
       runs.append(run)
       write(place / RUNS, Run._fields, (one._asdict() for one in runs))
       screen.print(
-        f'seed {run.seed}  {run.model} {run.rate:g}: log loss'
-        f' {run.log_loss:.4f}, {1000 * run.seconds / run.steps:.2f} ms a step',
+        f'seed {run.seed}  {run.model} {run.rate:g}: {page.quality_of(run)},'
+        f' {1000 * run.seconds / run.steps:.2f} ms a step',
         highlight=False,
       )
   about = machine.in_words(machine.here(again))
@@ -138,16 +149,45 @@ def configured(
   changed = config.copy_and_resolve_references()
   changed.seed = seed
   with changed.unlocked():
-    if entry.name != 'dlrm':
+    if entry.name != changed.model.name:
       common.another_model(changed, entry.name)
     if entry.layers:
       changed.model.layers = entry.layers
+    if entry.top:
+      changed.model.top = entry.top
   for kind in ('rows', 'dense'):
     changed.optimizer[kind] = tuple(
       (name, _scaled(arguments, cell.rate))
       for name, arguments in changed.optimizer[kind]
     )
   return changed
+
+
+def widened(
+  config: ml_collections.ConfigDict, entries: dict[str, Entry], data: Dataset
+) -> dict[str, Entry]:
+  """Returns the models with `top` so wide that all have the FLOPs of the most.
+
+  All layers of a `top` are multiplied by one factor, up to 1,024.
+  """
+
+  def cost(name: str, factor: float) -> float:
+    own = configured(config, wider(name, factor), Cell(name, 1.0), config.seed)
+    return cost_of(own, data)[1]
+
+  def wider(name: str, factor: float) -> Entry:
+    top = tuple(round(factor * width) for width in config.model.top)
+    return entries[name]._replace(top=top)
+
+  most = max(cost(name, 1.0) for name in entries)
+  equal = {}
+  for name in entries:
+    low, high = 1.0, 1024.0
+    while high / low > 1.01:
+      middle = math.sqrt(low * high)
+      low, high = (middle, high) if cost(name, middle) < most else (low, middle)
+    equal[name] = wider(name, low)
+  return equal
 
 
 def _scaled(arguments: Any, rate: float) -> dict[str, Any]:
@@ -201,7 +241,7 @@ def measure(
       if at.step % config.log_steps == 0:
         bar.show(before + at.step)
     meter.stop()
-  metrics = evaluate(trainer, data.test(config.eval.batch_size))
+  metrics = build.evaluated(config, trainer, data)
   parameters, flops = cost_of(config, data)
   return Run(
     *cell,
@@ -211,11 +251,17 @@ def measure(
     seconds=meter.seconds,
     last_loss=float(np.mean(losses[-max(1, len(losses) // _LAST) :])),
     log_loss=metrics.log_loss,
-    normalized_entropy=metrics.normalized_entropy or math.nan,
-    auc=math.nan if metrics.auc is None else metrics.auc,
+    normalized_entropy=_or_nan(metrics.normalized_entropy),
+    auc=_or_nan(metrics.auc),
+    recall=_or_nan(metrics.values.get(RECALL)),
+    ndcg=_or_nan(metrics.values.get(NDCG)),
     parameters=parameters,
     flops=flops,
   )
+
+
+def _or_nan(value: float | None) -> float:
+  return math.nan if value is None else value
 
 
 def cost_of(
@@ -226,21 +272,33 @@ def cost_of(
   The FLOPs are those that XLA counts in the model, forward and backward, before
   it optimizes. Rows are not counted in either.
   """
-  model, size = model_of(config.model), config.data.batch_size
-  dense = jax.ShapeDtypeStruct((size, data.dense_features), jnp.float32)
-  row = jax.ShapeDtypeStruct((size, config.model.dim), jnp.float32)
-  inputs = dense, dict.fromkeys(data.features, row)
-  variables = jax.eval_shape(
-    lambda *given: model.init(jax.random.key(0), *given), *inputs
-  )
+  size, features = config.data.batch_size, build.tables(config, data).features
+  model, floats = adapt(model_of(config.model)), jnp.float32
+  embeddings, real = {}, {}
+  for name, feature in features.items():
+    shape = (
+      (size, feature.max_length) if feature.combiner == 'none' else (size,)
+    )
+    embeddings[name] = jax.ShapeDtypeStruct((*shape, config.model.dim), floats)
+    real[name] = jax.ShapeDtypeStruct((size, feature.max_length), bool)
+  dense = jax.ShapeDtypeStruct((size, data.dense_features), floats)
+  weights = jax.ShapeDtypeStruct((size,), floats)
 
-  def loss(params: Any, dense: Any, embeddings: Any) -> jax.Array:
-    given = {**variables, 'params': params}
-    logits: Any = model.apply(given, dense, embeddings)
+  def inputs(given: Any) -> Inputs:
+    dense, embeddings, real, weights = given
+    named = {'real': real, 'weights': weights, 'train': True}
+    return Inputs(dense, embeddings, {**named, 'rng': jax.random.key(0)})
+
+  def loss(params: Any, embeddings: Any, state: Any, given: Any) -> jax.Array:
+    dense, _, *rest = given
+    logits, _ = model.apply(params, state, inputs((dense, embeddings, *rest)))
     return jnp.sum(logits)
 
-  params = variables['params']
-  step = jax.jit(jax.value_and_grad(loss, argnums=(0, 2)))
-  cost: Any = step.lower(params, *inputs).cost_analysis()
+  given = dense, embeddings, real, weights
+  params, state = jax.eval_shape(
+    lambda given: model.init(jax.random.key(0), inputs(given)), given
+  )
+  step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+  cost: Any = step.lower(params, embeddings, state, given).cost_analysis()
   leaves = jax.tree.leaves(params)
   return sum(leaf.size for leaf in leaves), float(cost['flops']) / size

@@ -1,6 +1,7 @@
 """The page on a zoo: one table, one picture, and how both were made."""
 
 from collections.abc import Sequence
+import math
 import pathlib
 from typing import Any, NamedTuple
 
@@ -60,6 +61,28 @@ class Run(NamedTuple):
   auc: float
   parameters: int
   flops: float
+  recall: float = math.nan
+  """Recall at 10. NaN of a model that does not rank."""
+  ndcg: float = math.nan
+
+
+_CLICKS = {
+  'log loss': 'log_loss',
+  'normalized entropy': 'normalized_entropy',
+  'AUC': 'auc',
+}
+_RANKS = {'recall at 10': 'recall', 'NDCG at 10': 'ndcg'}
+
+
+def _qualities(run: Run) -> dict[str, str]:
+  """Returns the fields that say how good a run is, the main one first."""
+  return _CLICKS if np.isnan(run.recall) else _RANKS
+
+
+def quality_of(run: Run) -> str:
+  """Returns the main figure of a run with its name."""
+  title, field = next(iter(_qualities(run).items()))
+  return f'{title} {quality(getattr(run, field))}'
 
 
 def best(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -77,11 +100,14 @@ def figures(runs: Sequence[Run]) -> list[dict[str, str]]:
   """Returns a row of figures for each model with its best rate, as text."""
   chosen = best(runs)
   first, *_ = chosen
-  control = {run.seed: run.log_loss for run in chosen[first]}
+  (title, main), *others = _qualities(runs[0]).items()
+  control = {run.seed: getattr(run, main) for run in chosen[first]}
   rows = []
   for model, own in chosen.items():
     less = [
-      run.log_loss - control[run.seed] for run in own if run.seed in control
+      getattr(run, main) - control[run.seed]
+      for run in own
+      if run.seed in control
     ]
     step = mean([1000 * run.seconds / run.steps for run in own])
     speed = mean([run.steps * run.batch_size / run.seconds for run in own])
@@ -89,10 +115,9 @@ def figures(runs: Sequence[Run]) -> list[dict[str, str]]:
       {
         'model': model,
         'rate': f'{own[0].rate:g}',
-        'log loss': sure(_mean(own, 'log_loss'), quality),
+        title: sure(_mean(own, main), quality),
         f'minus {first}': '-' if model == first else sure(mean(less), change),
-        'normalized entropy': middle(_mean(own, 'normalized_entropy'), quality),
-        'AUC': middle(_mean(own, 'auc'), quality),
+        **{name: middle(_mean(own, x), quality) for name, x in others},
         'parameters': f'{own[0].parameters:,}',
         'FLOPs': f'{own[0].flops:,.0f}',
         'ms a step': sure(step, '{:.2f}'.format),
@@ -119,6 +144,7 @@ def write_page(
     about: what was run, where and when.
   """
   rows, steps = figures(runs), runs[0].steps
+  title, main = next(iter(_qualities(runs[0]).items()))
   facts = f'{steps:,} steps of {runs[0].batch_size} examples.'
   if data.bayes_log_loss is not None:
     facts += (
@@ -130,8 +156,8 @@ def write_page(
     | {
       name: sure(_mean([r for r in runs if r[:2] == c], field), quality)
       for name, field in (
-        ('in training', 'last_loss'),
-        ('held out', 'log_loss'),
+        ('loss in training', 'last_loss'),
+        (f'{title} of held-out examples', main),
       )
     }
     for c in dict.fromkeys(Cell(run.model, run.rate) for run in runs)
@@ -143,7 +169,7 @@ def write_page(
       page.Section(
         'Models', [facts, page.Table('', rows), _picture(runs, data)]
       ),
-      page.Section('All rates', [page.Table('Log loss', by_rate)]),
+      page.Section('All rates', [page.Table('', by_rate)]),
       page.Section('How to read this', [_NOTES]),
     ],
     'SYNTHETIC DATA: its figures say nothing about real clicks.'
@@ -151,24 +177,25 @@ def write_page(
     else '',
     about,
   )
-  short = ('model', 'rate', 'log loss', 'AUC', 'FLOPs', 'ms a step')
+  short = ('model', 'rate', *_qualities(runs[0]), 'FLOPs', 'ms a step')
   return [{name: row[name] for name in short} for row in rows]
 
 
 def _picture(runs: Sequence[Run], data: Dataset) -> page.Picture:
-  """Draws the log loss of each model beside its FLOPs."""
+  """Draws the main figure of each model, of all seeds."""
   chosen = best(runs)
+  title, main = next(iter(_qualities(runs[0]).items()))
   drawing, (axis,) = page.figure(height=0.5 + 0.35 * len(chosen))
   for number, own in enumerate(chosen.values()):
-    losses: Any = [run.log_loss for run in own]
-    axis.plot(losses, [number] * len(own), '|', color=page.color('muted'))
-    axis.plot(np.mean(losses), number, 'o', color=page.color(number))
+    values: Any = [getattr(run, main) for run in own]
+    axis.plot(values, [number] * len(own), '|', color=page.color('muted'))
+    axis.plot(np.mean(values), number, 'o', color=page.color(number))
   axis.set_yticks(range(len(chosen)), [*chosen])
   axis.set_ylim(len(chosen) - 0.5, -0.5)
-  axis.set_xlabel('log loss of held-out examples')
+  axis.set_xlabel(f'{title} of held-out examples')
   if data.bayes_log_loss is not None:
     axis.axvline(data.bayes_log_loss, color=page.color('ink'), linestyle='--')
   about = 'A point is the mean over seeds, and a stroke is one seed.'
   if data.bayes_log_loss is not None:
     about += ' The dashed line is the best possible, of the first seed.'
-  return page.Picture('Log loss', drawing, about)
+  return page.Picture(title, drawing, about)

@@ -3,7 +3,7 @@
 Examples are `Columns`. Their lookups are raw ids [n, K] until they have rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from slipstream_jax.columns.ids import Ids
 from slipstream_jax.data.numbered import ColumnBatches, Columns, to_batch
 from slipstream_jax.data.source import Dataset
+from slipstream_jax.errors import choose
 from slipstream_jax.formats.base import (
   check_chunk,
   check_labelled,
@@ -31,14 +32,17 @@ def in_memory(
   min_count: int = 1,
   hash_rows: int | None = None,
   shuffle_seed: int | None = None,
+  test_split: str = 'test',
 ) -> Dataset:
   """Reads all examples of `raw` into memory, which takes 8 bytes per id.
 
   Args:
-    raw: the raw data. A validation part is left out.
+    raw: the raw data.
     min_count: uses in the training part that an id needs to get its own row.
     hash_rows: R of every table, for hashed ids. None counts ids instead.
     shuffle_seed: seed of the order of training examples. None: file order.
+    test_split: the part to evaluate on: 'test', or 'validation' if there is
+      one.
 
   Raises:
     UserError: a bad argument, an unreadable file, a bad line, or no examples to
@@ -57,9 +61,20 @@ def in_memory(
   split = checked_splits(raw, lengths)
   examples = _joined([piece for part in pieces for piece in part])
   del pieces  # frees the memory
-  train, test = (examples.take(slice(*split[n])) for n in ('train', 'test'))
+  choose(split, test_split, 'in_memory, test_split')
+  train, test = (examples.take(slice(*split[n])) for n in ('train', test_split))
+  neither = None
+  if test_split == 'test' and 'validation' in split:
+    neither = examples.take(slice(*split['validation']))
   words = fit(raw.counted() if raw.counted else _seen_ids(raw, train))
   tables = _tables(raw, words)
+
+  def of_part(part: Columns) -> Callable[[int], ColumnBatches]:
+    columns = _with_rows(raw, part, words, tables)
+    return functools.partial(
+      ColumnBatches, columns, epochs=1, pad_remainder=True
+    )
+
   name = [raw.name]
   for of_split, (first, end) in split.items():
     name.append(f'examples {first + 1:,}-{end:,} to {of_split}')
@@ -75,12 +90,8 @@ def in_memory(
       _with_rows(raw, train, words, tables),
       shuffle_seed=shuffle_seed,
     ),
-    test=functools.partial(
-      ColumnBatches,
-      _with_rows(raw, test, words, tables),
-      epochs=1,
-      pad_remainder=True,
-    ),
+    test=of_part(test),
+    validation=None if neither is None else of_part(neither),
     train_examples=len(train.labels),
     base_rate=float(train.labels.mean(dtype=np.float64)),
     vocabulary=lambda: words,

@@ -6,6 +6,7 @@ Lines hold user, item, rating in stars and time in seconds. Each is an example.
 """
 
 from collections.abc import Iterator
+import itertools
 import numbers
 import os
 import pathlib
@@ -15,7 +16,7 @@ from jaxtyping import Float, Int, UInt8, UInt32
 import numpy as np
 import polars as pl
 
-from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.formats import lines, text
 from slipstream_jax.formats.base import (
   BadLines,
@@ -23,7 +24,9 @@ from slipstream_jax.formats.base import (
   END,
   Part,
   RawData,
+  Split,
   split_at_end,
+  Splits,
 )
 from slipstream_jax.formats.lines import Column, Schema
 from slipstream_jax.tables import Feature
@@ -77,6 +80,11 @@ DAT = Schema(_COLUMNS, b'::')
 DATA = Schema(_COLUMNS, b'\t')
 
 
+_PARTS = 'train', 'validation', 'test'
+SPLITS = 'time', 'last', 'random'
+"""Ways to hold ratings out; see `movielens_raw`."""
+
+
 class _Log(NamedTuple):
   """All ratings in time order. Ties keep the file's order."""
 
@@ -102,6 +110,7 @@ def movielens_raw(
   threshold: float | None = 4.0,
   history: int = 0,
   steps: int = 0,
+  split: str = 'time',
   test_share: float = 0.2,
   bad_lines: int = 0,
 ) -> RawData:
@@ -110,7 +119,8 @@ def movielens_raw(
   The first line tells which of the three formats it has. Features are `user`,
   `item` and optionally `history`: the items that the user rated before, in
   their order, in the item's table. The two dense features are log1p of the
-  number of earlier ratings by the user, and of the item.
+  number of earlier ratings by the user, and of the item. With another split
+  than 'time' they count the ratings to train on.
 
   With `steps` examples are sequences instead, for SASRec and HSTU: the only
   feature is `item`, the items that the user rated before and then the rated
@@ -126,7 +136,11 @@ def movielens_raw(
       5.
     history: most items of a history, the latest ones. 0 leaves it out.
     steps: most earlier items of a sequence, the latest ones. 0: no sequences.
-    test_share: share of the ratings to test on, the latest ones.
+    split: which ratings are held out. 'time': the latest ones of all. 'last':
+      each user's last one is to test on, and the one before is the validation
+      part. 'random': `test_share` of each user's, drawn at random, rounded
+      down, and as many for the validation part.
+    test_share: share of the ratings to test on. 'last' does not use it.
     bad_lines: number of malformed lines that may be skipped.
 
   Raises:
@@ -153,6 +167,7 @@ def movielens_raw(
       where='movielens_raw, history',
       hint='leave one of them out',
     )
+  choose(dict.fromkeys(SPLITS), split, 'movielens_raw, split')
   features = {'user': Feature('user'), 'item': Feature('item')}
   if history:
     features['history'] = Feature('item', 'mean', history)
@@ -163,13 +178,14 @@ def movielens_raw(
   def chunks() -> Iterator[tuple[Chunk, int]]:
     log = _read(path, bad)
     count = len(log.users)
+    order, counts = _arranged(log, split, test_share)
     for first in range(0, count, _CHUNK):
       end = min(first + _CHUNK, count)
-      some = slice(first, end)
+      some = order[first:end]
       ids, ages = (
         _sequences(log, some, steps) if steps else _bags(log, some, history)
       )
-      chunk = _chunk(log, some, threshold, ids, ages)
+      chunk = _chunk(log.halves[some], threshold, counts[some], ids, ages)
       yield chunk, size * end // count
 
   return RawData(
@@ -177,17 +193,36 @@ def movielens_raw(
     features=features,
     dense_features=2 + (steps + 1 if steps else 0),
     parts=(Part(str(path), size, chunks),),
-    split=split_at_end(test_share, 'movielens_raw'),
+    split=_split(path, bad, split, test_share),
     bad=bad,
     settings={
       'threshold': threshold,
       'history': history,
       'steps': steps,
+      'split': split,
       'test_share': test_share,
     },
     format='movielens',
     label_dtype='float32' if threshold is None else 'uint8',
   )
+
+
+def _split(
+  path: pathlib.Path, bad: BadLines, split: str, test_share: float
+) -> Split:
+  """Returns the ranges of the parts, for which the file is read again."""
+  at_end = split_at_end(test_share, 'movielens_raw')
+  if split == 'time':
+    return at_end
+
+  def of_parts(examples: int, parts: tuple[int, ...]) -> Splits:
+    del examples, parts
+    sizes = np.bincount(_parts(_read(path, bad), split, test_share))
+    ends = [0, *np.cumsum(sizes).tolist()]
+    spans = zip(_PARTS, itertools.pairwise(ends), strict=False)
+    return {name: span for name, span in spans if span[0] < span[1]}
+
+  return of_parts
 
 
 def _read(path: pathlib.Path, bad: BadLines) -> _Log:
@@ -212,14 +247,49 @@ def _read(path: pathlib.Path, bad: BadLines) -> _Log:
   return _Log(users, items, halves, places, by_user, *earlier, times[order])
 
 
+def _arranged(
+  log: _Log, split: str, test_share: float
+) -> tuple[Int[np.ndarray, ' n'], UInt32[np.ndarray, 'n 2']]:
+  """Returns the order of the ratings, and counts of their users and items."""
+  if split == 'time':
+    counts = np.stack([log.of_user, log.of_item], axis=1)
+    return np.arange(len(counts)), counts
+  parts = _parts(log, split, test_share)
+  trained = (pl.col('part') == 0).sum()
+  both = [_over(ids, trained, part=parts) for ids in (log.users, log.items)]
+  return np.argsort(parts, kind='stable'), np.stack(both, axis=1)
+
+
+def _parts(log: _Log, split: str, test_share: float) -> UInt8[np.ndarray, ' n']:
+  """Returns the place in `_PARTS` of the part that each rating is in."""
+  count = _over(log.users, pl.len())
+  if split == 'last':
+    place, held = count - 1 - log.of_user, np.ones_like(count)
+  else:
+    order = np.random.default_rng(0).permutation(len(log.users))
+    place = np.empty_like(count)
+    place[order] = _earlier(log.users[order])
+    held = np.floor(test_share * count).astype(np.uint32)
+  # The first places are to test on, and as many more to validate.
+  return (place < held).astype(np.uint8) + (place < 2 * held)
+
+
+def _over(
+  ids: UInt32[np.ndarray, ' n'], value: pl.Expr, **columns: np.ndarray
+) -> UInt32[np.ndarray, ' n']:
+  """Computes a value of the rows of each id."""
+  frame = pl.DataFrame({'id': ids, **columns})
+  one = value.cast(pl.UInt32).over('id')
+  return frame.select(one.alias('value')).to_series().to_numpy()
+
+
 def _earlier(ids: UInt32[np.ndarray, ' n']) -> UInt32[np.ndarray, ' n']:
   """Counts how often each id came before."""
-  count = pl.int_range(pl.len(), dtype=pl.UInt32).over('id')
-  return pl.DataFrame({'id': ids}).select(count).to_series().to_numpy()
+  return _over(ids, pl.int_range(pl.len()))
 
 
 def _bags(
-  log: _Log, some: slice, history: int
+  log: _Log, some: Int[np.ndarray, ' n'], history: int
 ) -> tuple[Int[np.ndarray, 'n K'], Float[np.ndarray, 'n 0']]:
   """Returns users, items and histories of ratings. They have no ages."""
   users = log.users[some]
@@ -235,7 +305,7 @@ def _bags(
 
 
 def _sequences(
-  log: _Log, some: slice, steps: int
+  log: _Log, some: Int[np.ndarray, ' n'], steps: int
 ) -> tuple[Int[np.ndarray, 'n L'], Float[np.ndarray, 'n L']]:
   """Returns the items of sequences, the rated one last, and their ages."""
   places = log.places[some].astype(np.int64)[:, None] + np.arange(-steps, 1)
@@ -248,18 +318,17 @@ def _sequences(
 
 
 def _chunk(
-  log: _Log,
-  some: slice,
+  halves: UInt8[np.ndarray, ' n'],
   threshold: float | None,
+  counts: UInt32[np.ndarray, 'n 2'],
   ids: Int[np.ndarray, 'n K'],
   ages: Float[np.ndarray, 'n _'],
 ) -> Chunk:
   """Adds labels and dense features to the ids of some ratings."""
-  halves = log.halves[some].astype(np.float32)
+  stars = halves.astype(np.float32)
   if threshold is None:
-    labels = halves / np.float32(2 * MOST_STARS)
+    labels = stars / np.float32(2 * MOST_STARS)
   else:
-    labels = (halves >= 2 * threshold).astype(np.float32)
-  earlier = np.stack([log.of_user[some], log.of_item[some]], axis=1)
-  dense = np.log1p(earlier.astype(np.float32))
+    labels = (stars >= 2 * threshold).astype(np.float32)
+  dense = np.log1p(counts.astype(np.float32))
   return Chunk(labels, np.concatenate([dense, ages], axis=1), ids)

@@ -3,7 +3,9 @@
 Each step of a sequence is one vector, the sum of its features' rows. Blocks
 turn the history, all steps but the last, into states. A state depends on its
 own step and on earlier ones. The state of the last step of the history meets
-the last step of the sequence, the candidate, whose click is predicted.
+the last step of the sequence, the candidate, whose click is predicted. A model
+of next items learns which candidate of the batch comes next, as `TwoTower` does
+(`towers.py`): the state is the user's vector, and the candidate the item's.
 
 Padding may stand anywhere. A step without a lookup is no step: the others are
 numbered without it. Dropout, of which both papers have some, is left out.
@@ -21,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.embedding import stacked
 from slipstream_jax.models.layers import MLP, split_off, widths_to_logit
+from slipstream_jax.models.towers import against_batch
 from slipstream_jax.types import DenseFeatures, Embeddings, RealLookups
 
 Steps = Float[jax.Array, 'B H D']
@@ -143,12 +146,23 @@ class SequenceModel(nn.Module):
     times: the dense feature [B, L] with the time of each step, by name, or by
       the number of its first column. `top` does not see it. None: no times.
       SASRec has no use for them.
+    next_item: whether to learn which item comes next, on positive examples
+      alone, against the candidates of all other examples of the batch. `top`
+      must then be empty.
+    log_q: as in `TwoTower`, for a model of next items.
   """
 
   blocks: int = 2
   heads: int = 1
   top: Sequence[int] = (64,)
   times: str | int | None = None
+  next_item: bool = False
+  log_q: str | int | None = None
+
+  @property
+  def over_batch(self) -> bool:
+    """Whether the loss of an example depends on the whole batch."""
+    return self.next_item
 
   @nn.compact
   def __call__(
@@ -157,19 +171,33 @@ class SequenceModel(nn.Module):
     embeddings: Embeddings,
     *,
     real: RealLookups | None = None,
-  ) -> Float[jax.Array, ' B']:
+    train: bool = False,
+    weights: Float[jax.Array, ' B'] | None = None,
+    side: str | None = None,
+  ) -> Float[jax.Array, ' B'] | Float[jax.Array, 'B D']:
     """Computes logits f32[B] of sequences.
 
     Args:
       dense: f32[B, I], or by name.
       embeddings: f32[B, L, D] by feature name. Pooled ones are refused.
       real: bool[B, L] by feature name, False for padding. None: all True.
+      train: whether a model of next items computes log odds against the batch.
+      weights: each example's weight in the loss, f32[B]. None: all 1.
+      side: 'users' or 'items' returns states or candidates, f32[B, D].
 
     Raises:
       UserError: the examples are not sequences, the features differ in dim or
-        length, the heads do not divide the dim, or there are no such times.
+        length, the heads do not divide the dim, there are no such times, or
+        a model of next items has layers on top.
     """
     name = type(self).__name__
+    if self.next_item and self.top:
+      raise UserError(
+        'a model of next items scores by products alone, so top must be empty',
+        got=list(self.top),
+        where=f'{name}.top',
+        hint='set top=(), or leave next_item out',
+      )
     rows = stacked(embeddings, name)
     if rows.ndim != 4 or rows.shape[2] < 2:
       raise UserError(
@@ -193,6 +221,11 @@ class SequenceModel(nn.Module):
     last = jnp.argmax(jnp.where(known, number + 1, 0), axis=1)
     state = jnp.take_along_axis(states, last[:, None, None], axis=1)[:, 0]
     state = jnp.where(known.any(axis=1)[:, None], state, 0.0)
+    if side is not None:
+      return state if side == 'users' else candidate
+    if self.next_item and train:
+      _, log_q = split_off(dense, self.log_q, 1, f'{name}, log_q')
+      return against_batch(state @ candidate.T, log_q, weights)
     product = state * candidate
     if not self.top:
       return product.sum(axis=1)
@@ -200,6 +233,16 @@ class SequenceModel(nn.Module):
     sizes = widths_to_logit(self.top, f'{name}.top')
     top = MLP(sizes, activate_last=False, name='top')
     return top(jnp.concatenate(joined, axis=1))[:, 0]
+
+  def vectors(
+    self,
+    dense: DenseFeatures,
+    embeddings: Embeddings,
+    side: str,
+    real: RealLookups | None = None,
+  ) -> Float[jax.Array, 'B D']:
+    """Computes the vectors of 'users' or 'items', f32[B, D]."""
+    return self(dense, embeddings, real=real, side=side)
 
   def states(self, history: Steps, there: There, times: Times | None) -> Steps:
     """Computes the state of each step of the history, f32[B, H, D]."""

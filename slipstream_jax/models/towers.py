@@ -85,16 +85,15 @@ class TwoTower(nn.Module):
     items = self.item_vectors(dense, embeddings)
     if not train:
       return (users * items).sum(axis=1) / self.temperature
-    scores = users @ items.T / self.temperature
     _, log_q = split_off(dense, self.log_q, 1, _LOG_Q)
-    if log_q is not None:
-      scores = scores - log_q.T
-    others = ~jnp.eye(len(scores), dtype=bool)
-    if weights is not None:
-      others &= (weights > 0)[None]
-    # Not infinite: an example without negatives has a loss and gradient of 0.
-    rest = jax.nn.logsumexp(jnp.where(others, scores, -1e30), axis=1)
-    return jnp.diagonal(scores) - rest
+    return against_batch(users @ items.T / self.temperature, log_q, weights)
+
+  def vectors(
+    self, dense: DenseFeatures, embeddings: Embeddings, side: str, **_: Any
+  ) -> Vectors:
+    """Computes the vectors of 'users' or 'items', f32[B, E]."""
+    vectors: Vectors = getattr(self, SIDES[side])(dense, embeddings)
+    return vectors
 
   def user_vectors(
     self, dense: DenseFeatures, embeddings: Embeddings
@@ -133,6 +132,29 @@ class TwoTower(nn.Module):
     return jnp.concatenate(rows if dense is None else [*rows, dense], axis=1)
 
 
+def against_batch(
+  scores: Float[jax.Array, 'B B'],
+  log_q: Float[jax.Array, 'B 1'] | None,
+  weights: Float[jax.Array, ' B'] | None,
+) -> Float[jax.Array, ' B']:
+  """Computes the log odds of each example's own item against all others.
+
+  Args:
+    scores: of user i and the item of example j.
+    log_q: logarithm of how often each example's item occurs, up to a constant.
+      None: scores are not corrected.
+    weights: each example's weight in the loss. None: all 1.
+  """
+  if log_q is not None:
+    scores = scores - log_q.T
+  others = ~jnp.eye(len(scores), dtype=bool)
+  if weights is not None:
+    others &= (weights > 0)[None]
+  # Not infinite: an example without negatives has a loss and gradient of 0.
+  rest = jax.nn.logsumexp(jnp.where(others, scores, -1e30), axis=1)
+  return jnp.diagonal(scores) - rest
+
+
 def _of_length_1(vectors: Vectors) -> Vectors:
   # The root of 0 has no gradient.
   squares = (vectors * vectors).sum(axis=1, keepdims=True)
@@ -142,33 +164,43 @@ def _of_length_1(vectors: Vectors) -> Vectors:
 def is_over_batch(model: Any) -> bool:
   """Whether the loss of an example depends on the others of its batch.
 
-  It does for a `TwoTower`, and for any model with such an attribute.
+  It does for a `TwoTower`, for a sequence model of next items, and for any
+  model with such an attribute.
   """
   return bool(getattr(model, 'over_batch', False))
 
 
+def item_features(model: Any, features: Sequence[str]) -> tuple[str, ...]:
+  """Returns the features of an item, of all features of a model of two sides.
+
+  Those of a sequence model are all of them, at the last step.
+  """
+  return tuple(getattr(model, 'items', features))
+
+
 def side_of(model: Any, side: str) -> PureModel:
-  """Returns the vectors of one side of a two-tower model, as a model.
+  """Returns the vectors of one side of a model of users and items, as a model.
 
   Raises:
-    UserError: the model has no towers, or there is no such side.
+    UserError: the model has no such vectors, or there is no such side.
   """
   where = 'Trainer.vectors'
-  method = choose(SIDES, side, f'{where}, side')
-  if not isinstance(model, TwoTower):
+  choose(SIDES, side, f'{where}, side')
+  if not is_over_batch(model) or not hasattr(model, 'vectors'):
     raise UserError(
-      'only a two-tower model has vectors of users and items',
+      'only a two-tower model, or a sequence model of next items, has vectors'
+      ' of users and items',
       got=type(model).__name__,
       where=where,
-      hint='train slip.TwoTower',
+      hint='train slip.TwoTower, or slip.SASRec(next_item=True, top=())',
     )
-  tower: TwoTower = model
 
   def apply(
     params: Any, state: ModelState, inputs: Inputs
   ) -> tuple[Any, ModelState]:
     given = inputs.dense, inputs.embeddings
-    return tower.apply({'params': params}, *given, method=method), state
+    named = {'side': side, 'real': inputs.keywords['real'], 'method': 'vectors'}
+    return model.apply({'params': params}, *given, **named), state
 
   def init(key: jax.Array, inputs: Inputs) -> tuple[Any, ModelState]:
     del key, inputs

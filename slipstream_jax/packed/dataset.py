@@ -1,5 +1,6 @@
 """A packed folder as a data set for training and evaluation."""
 
+from collections.abc import Callable
 import functools
 import pathlib
 from typing import Any
@@ -52,9 +53,17 @@ def packed_dataset(
     )
   form = form_of(packed)
   train, test = _split(packed, 'train'), _split(packed, test_split)
+  neither = None
+  if test_split == 'test' and 'validation' in packed.manifest['splits']:
+    neither = _split(packed, 'validation')
   name = packed.manifest.get('name', 'examples')
   settings = packed.manifest.get('settings')
   batches = functools.partial(PackedBatches, packed, shard=shard)
+
+  def held_out(part: tuple[int, int]) -> Callable[[int], PackedBatches]:
+    span = {'first': part[0], 'end': part[1]}
+    return functools.partial(batches, **span, epochs=1, pad_remainder=True)
+
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, examples'
     f' {train[0] + 1:,}-{train[1]:,} to train,'
@@ -65,9 +74,8 @@ def packed_dataset(
     train=functools.partial(
       batches, first=train[0], end=train[1], shuffle_seed=shuffle_seed
     ),
-    test=functools.partial(
-      batches, first=test[0], end=test[1], epochs=1, pad_remainder=True
-    ),
+    test=held_out(test),
+    validation=None if neither is None else held_out(neither),
     train_examples=(train[1] - train[0]) // shard[1],
     base_rate=packed.manifest.get('base_rate'),
     counts=lambda: np.concatenate(

@@ -127,7 +127,10 @@ def probabilities(
 
 
 def vectors(
-  trainer: TrainerParts, source: Source, side: str
+  trainer: TrainerParts,
+  source: Source,
+  side: str,
+  max_batches: int | None = None,
 ) -> Float[np.ndarray, 'n E']:
   """Returns what a two-tower model has of a side, as `predict`.
 
@@ -135,13 +138,16 @@ def vectors(
     trainer: as in `predict`.
     source: examples whose users, or items, are wanted.
     side: 'users' or 'items'.
+    max_batches: as in `predict`.
 
   Raises:
-    UserError: as `predict`, or the model has no towers.
+    UserError: as `predict`, or the model has no such vectors.
   """
   program = trainer.programs.side(side)
   return trainer.turns.run(
-    lambda: metrics.merge([*_scored(trainer, source, None, program)]).logits
+    lambda: (
+      metrics.merge([*_scored(trainer, source, max_batches, program)]).logits
+    )
   )
 
 

@@ -5,18 +5,20 @@ slice one after another. What a part computes, and the order in which results of
 parts are added, does not depend on W:
 
 1. `send`: each device sends rows of its lane to the slices that look them up.
-2. `part`: forward and backward over one part, by one program.
+2. `pass`: forward and backward over one part after another, in a loop.
 3. `add`: gradients are added as a binary tree over parts. Those of rows return
    to their lanes in between.
 4. `update`: dense parameters, equally on each device, and the lane's rows.
 
-The host cuts the parts. In one program with the forward pass, XLA would fuse
-the cutting with sums of gradients and so change their order. A program that
-only adds has one result whatever XLA fuses.
+XLA may fuse the cutting of a part with sums of its gradients, and so change
+their order. So the second program is one and the same for any W. Its arrays
+have room for all G parts on each device, and how many a device has is an
+argument. A program that only adds has one result whatever XLA fuses.
 """
 
 from collections.abc import Sequence
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +43,7 @@ from slipstream_jax.training.step import (
 )
 from slipstream_jax.training.watch import Masks
 from slipstream_jax.transforms.row_state import RowStateLayout
-from slipstream_jax.types import Batch
+from slipstream_jax.types import Array, Batch
 
 
 class Sums(NamedTuple):
@@ -57,6 +59,17 @@ class Sums(NamedTuple):
   """Examples that have a weight."""
 
 
+class Parts(NamedTuple):
+  """What a device computes. The first axis of each array is that of parts."""
+
+  inverses: tuple[Array, ...]
+  """Per group, the places of the lookups as in `Exchange`, [G, b, K]."""
+  batch: Batch
+  """The examples, each array [G, b, ...]."""
+  numbers: Int[Array, ' G']
+  """Number of each part in the batch."""
+
+
 class Inputs(NamedTuple):
   """A step's arrays, split over the devices."""
 
@@ -65,9 +78,8 @@ class Inputs(NamedTuple):
   picked: tuple[jax.Array, ...]
   returned: tuple[jax.Array, ...]
   summed: tuple[jax.Array, ...]
-  parts: tuple[tuple[Any, ...], ...]
-  """For each part that a device computes: the places of lookups per group, the
-  examples, and the number of the part."""
+  parts: 'Parts'
+  """Places of lookups, examples and numbers of the device's parts."""
   row_weights: RowWeights
   """Per group, as in `PlannedBatch`, each lane's rows padded."""
   numbers: RowNumbers
@@ -89,11 +101,14 @@ class PartsStep:
     """Compiles nothing yet."""
     self.devices, self.parts = devices, parts
     self.groups = recipe.tables.groups
+    self.rounds = devices.whole(np.int32(parts // devices.lanes))
     run = devices.compiled
-    self._send = run(_send, (SPLIT, SPLIT, SPLIT), SPLIT)
-    self._part = run(
-      functools.partial(_part, recipe, parts),
-      (WHOLE, WHOLE, WHOLE, SPLIT, SPLIT, SPLIT, SPLIT),
+    self._send = run(
+      functools.partial(_send, parts), (SPLIT, SPLIT, SPLIT, SPLIT), SPLIT
+    )
+    self._pass = run(
+      functools.partial(_pass, recipe, parts),
+      (WHOLE, WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
       SPLIT,
     )
     self._add = run(_add, (SPLIT, SPLIT, SPLIT, SPLIT), (WHOLE, SPLIT))
@@ -109,25 +124,18 @@ class PartsStep:
     return Inputs(*self.devices.split(self._on_host(item, batch)))
 
   def _on_host(self, item: PlannedBatch, batch: Batch) -> Any:
-    lanes, rounds = self.devices.lanes, self.parts // self.devices.lanes
+    lanes = self.devices.lanes
 
-    def cut(column: np.ndarray, part: int) -> np.ndarray:
-      """Returns the examples of the part with this number in each slice."""
-      size = len(column) // self.parts
-      shape = lanes, rounds, size, *column.shape[1:]
-      own = column.reshape(shape)[:, part]
-      return own.reshape(lanes * size, *column.shape[1:])
+    def cut(column: np.ndarray) -> np.ndarray:
+      return column.reshape(self.parts, -1, *column.shape[1:])
 
     check_examples(self.parts, len(batch.labels))
-    exchanges, parts = item.exchanges, []
-    numbers = np.arange(self.parts, dtype=np.int32)
-    places = [
-      one.inverse.reshape(-1, one.inverse.shape[2]) for one in exchanges
-    ]
-    for part in range(rounds):
-      inverses = tuple(cut(one, part) for one in places)
-      columns = batch.map(functools.partial(cut, part=part))
-      parts.append((inverses, columns, cut(numbers, part)))
+    exchanges = item.exchanges
+    parts = Parts(
+      tuple(one.inverse for one in exchanges),
+      batch.map(cut),
+      np.arange(self.parts, dtype=np.int32),
+    )
     weights, rows = [], []
     for group, plan, own, one in zip(
       self.groups, item.plans, item.row_weights, exchanges, strict=True
@@ -146,7 +154,7 @@ class PartsStep:
       tuple(one.picked for one in exchanges),
       tuple(one.returned for one in exchanges),
       tuple(one.summed for one in exchanges),
-      tuple(parts),
+      parts,
       tuple(weights),
       tuple(rows),
       tuple(np.zeros(lanes * one.size, bool) for one in exchanges),
@@ -162,12 +170,10 @@ class PartsStep:
   ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
     """Takes a step, as the function `step`. Donates state and blocks."""
     rows = tuple(block.rows for block in blocks)
-    sent = self._send(rows, inputs.wanted, inputs.picked)
-    of_parts = [
-      self._part(state.params, state.step, state.rng, own, *part)
-      for own, part in zip(sent, inputs.parts, strict=True)
-    ]
-    sums, of_rows = zip(*of_parts, strict=True)
+    own = self._send(rows, inputs.wanted, inputs.picked, inputs.parts)
+    sums, of_rows = self._pass(
+      state.params, state.step, state.rng, self.rounds, *own
+    )
     total, gradients = self._add(sums, of_rows, inputs.returned, inputs.summed)
     result: tuple[TrainState, Blocks, jax.Array, Masks] = self._update(
       state,
@@ -188,17 +194,58 @@ def _take(rows: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def _send(
+  parts: int,
   rows: tuple[jax.Array, ...],
   wanted: tuple[jax.Array, ...],
   picked: tuple[jax.Array, ...],
-) -> tuple[tuple[jax.Array, ...], ...]:
-  """Returns for each part of the device's slice, per group, the part's rows."""
+  own: Parts,
+) -> tuple[tuple[jax.Array, ...], Parts]:
+  """Returns per group the rows of the device's parts, and the parts.
+
+  All have room for G parts.
+  """
   groups = []
-  for own, at, of_parts in zip(rows, wanted, picked, strict=True):
-    got = lax.all_to_all(_take(own, at[0]), AXIS, 0, 0)
-    got = got.reshape(-1, own.shape[1])
-    groups.append([_take(got, places) for places in of_parts])
-  return tuple(zip(*groups, strict=True))
+  for of_lane, at, of_parts in zip(rows, wanted, picked, strict=True):
+    got = lax.all_to_all(_take(of_lane, at[0]), AXIS, 0, 0)
+    groups.append(_take(got.reshape(-1, of_lane.shape[1]), of_parts))
+
+  def with_room(values: jax.Array) -> jax.Array:
+    room = lax.empty((parts, *values.shape[1:]), values.dtype)
+    return lax.dynamic_update_slice_in_dim(room, values, 0, 0)
+
+  roomy: tuple[tuple[jax.Array, ...], Parts]
+  roomy = jax.tree.map(with_room, (tuple(groups), own))
+  return roomy
+
+
+def _pass(
+  recipe: Recipe,
+  parts: int,
+  params: Any,
+  step: Int[jax.Array, ''],
+  rng: jax.Array,
+  rounds: Int[jax.Array, ''],
+  rows: tuple[jax.Array, ...],
+  own: Parts,
+) -> tuple[Sums, tuple[jax.Array, ...]]:
+  """Returns what the first `rounds` parts add, each array [G, ...]."""
+
+  def of_part(number: Any) -> tuple[Sums, tuple[jax.Array, ...]]:
+    at = jax.tree.map(lambda x: x[number], (rows, own))
+    return _part(recipe, parts, params, step, rng, *at)
+
+  def add(number: Any, results: Any) -> Any:
+    return jax.tree.map(
+      lambda x, one: x.at[number].set(one), results, of_part(number)
+    )
+
+  room = jax.tree.map(
+    lambda one: lax.empty((parts, *one.shape), one.dtype),
+    jax.eval_shape(of_part, 0),
+  )
+  results: tuple[Sums, tuple[jax.Array, ...]]
+  results = lax.fori_loop(0, rounds, add, room)
+  return results
 
 
 def _part(
@@ -208,9 +255,7 @@ def _part(
   step: Int[jax.Array, ''],
   rng: jax.Array,
   rows: tuple[jax.Array, ...],
-  inverses: tuple[jax.Array, ...],
-  batch: Batch,
-  number: Int[jax.Array, '1'],
+  own: Parts,
 ) -> tuple[Sums, tuple[jax.Array, ...]]:
   """Returns what a part adds to the step, and the gradients of its rows."""
   key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
@@ -218,15 +263,15 @@ def _part(
     recipe,
     params,
     {},
-    tuple(own.astype(jnp.float32) for own in rows),
-    inverses,
-    batch,
-    jax.random.fold_in(key, number[0]),
-    len(batch.labels) * parts,
+    tuple(one.astype(jnp.float32) for one in rows),
+    own.inverses,
+    own.batch,
+    jax.random.fold_in(key, own.numbers),
+    len(own.batch.labels) * parts,
   )
-  some = (batch.weights > 0).sum()
+  some = (own.batch.weights > 0).sum()
   sums = Sums(gradients.dense, gradients.loss, weight, some)
-  return jax.tree.map(lambda x: x[None], sums), gradients.rows
+  return sums, gradients.rows
 
 
 def _tree(parts: Sequence[Any]) -> Any:
@@ -237,30 +282,43 @@ def _tree(parts: Sequence[Any]) -> Any:
   return parts[0]
 
 
+def _of_slices(own: Any) -> list[Any]:
+  """Returns a tree of arrays as each device has it.
+
+  Those of a dtype are sent as one, since each exchange takes its time.
+  """
+  leaves, form = jax.tree.flatten(own)
+  lanes = lax.axis_size(AXIS)
+  of_slices: list[list[Any]] = [[None] * len(leaves) for _ in range(lanes)]
+  for dtype in {leaf.dtype: None for leaf in leaves}:
+    some = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+    ends = np.cumsum([leaves[i].size for i in some])[:-1]
+    joined = jnp.concatenate([leaves[i].reshape(-1) for i in some])
+    for slice_, row in zip(
+      of_slices, lax.all_gather(joined, AXIS), strict=True
+    ):
+      for i, values in zip(some, jnp.split(row, ends), strict=True):
+        slice_[i] = values.reshape(leaves[i].shape)
+  return [jax.tree.unflatten(form, one) for one in of_slices]
+
+
 def _add(
-  sums: tuple[Sums, ...],
-  rows: tuple[tuple[jax.Array, ...], ...],
+  sums: Sums,
+  rows: tuple[jax.Array, ...],
   returned: tuple[jax.Array, ...],
   summed: tuple[jax.Array, ...],
 ) -> tuple[Sums, tuple[jax.Array, ...]]:
   """Returns the sums of all parts, and the gradients of the lane's rows."""
-  own = jax.tree.map(lambda x: x[0], _tree(sums))
-  everywhere = lax.all_gather(own, AXIS)
   lanes = lax.axis_size(AXIS)
-  total = _tree(
-    [
-      jax.tree.map(lambda x, i=i: x[i], everywhere)  # ty: ignore
-      for i in range(lanes)
-    ]
-  )
+  rounds = len(returned[0])
+  of_parts = [
+    jax.tree.map(operator.itemgetter(part), sums) for part in range(rounds)
+  ]
+  total = _tree(_of_slices(_tree(of_parts)))
   gradients = []
-  for of_parts, to_slice, to_lane in zip(
-    zip(*rows, strict=True), returned, summed, strict=True
-  ):
+  for own, to_slice, to_lane in zip(rows, returned, summed, strict=True):
     # A row that a part does not look up has a gradient of 0 there.
-    of_slice = _tree(
-      [_take(*one) for one in zip(of_parts, to_slice, strict=True)]
-    )
+    of_slice = _tree([_take(own[part], at) for part, at in enumerate(to_slice)])
     dim = of_slice.shape[1]
     got = lax.all_to_all(of_slice.reshape(lanes, -1, dim), AXIS, 0, 0)
     gradients.append(

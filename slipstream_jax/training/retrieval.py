@@ -1,14 +1,18 @@
 """Best items for each user by brute force, and how many of them are right."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import itertools
 from typing import NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.models.towers import item_features
 from slipstream_jax.tables import as_array, check_integers
-from slipstream_jax.training.evaluate import predict_batch
+from slipstream_jax.training.evaluate import predict_batch, vectors
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import Batch
 
@@ -156,11 +160,133 @@ def _numbers(values: object, where: str) -> Int[np.ndarray, 'n L']:
   return numbers.astype(np.int64).reshape(len(numbers), -1)
 
 
+def log_counts(ids: object) -> Float[np.ndarray, ' n']:
+  """Returns how often each id occurs in its column, as a logarithm, f32[n].
+
+  It is what `log_q` of a `TwoTower` reads, for a column of items to train on.
+
+  >>> np.exp(log_counts(['a', 'b', 'a'])).round().tolist()
+  [2.0, 1.0, 2.0]
+
+  Args:
+    ids: [n] numbers or words.
+
+  Raises:
+    UserError: the ids are not one column.
+  """
+  column = as_array(ids, 'log_counts, ids')
+  if column.ndim != 1:
+    raise UserError(
+      'ids must be one column, [n]',
+      got=list(column.shape),
+      where='log_counts, ids',
+      hint='give the item of each example',
+    )
+  _, place, counts = np.unique(column, return_inverse=True, return_counts=True)
+  return np.log(counts[place]).astype(np.float32)
+
+
+K = 10
+"""Items that a user gets when held-out examples are ranked."""
+RECALL, NDCG = f'recall_at_{K}', f'ndcg_at_{K}'
+"""Names of the metrics of that ranking."""
+
+
+class _Choices(NamedTuple):
+  """Which user chose which item."""
+
+  users: Int[np.ndarray, 'n U']
+  """Rows of the features of a user. U is 0 for sequences."""
+  items: Int[np.ndarray, ' n']
+  """Numbers of items."""
+
+
+def ranked(
+  trainer: TrainerParts,
+  test: Callable[[], BatchSource],
+  known: Iterable[Batch],
+  max_batches: int | None = None,
+) -> dict[str, float]:
+  """Returns `recall_at_10` and `ndcg_at_10` of held-out examples.
+
+  All items of known examples are ranked for each user, but those that the user
+  has there. The user's held-out items are wanted, and those that are not known
+  count as misses. A user is known by the rows of its features, and the first
+  held-out example gives its vector. Each example of a sequence model is a user
+  of its own, who may get items of the history again.
+
+  Args:
+    trainer: of a model of users and items, whose items have one feature.
+    test: begins a pass over held-out examples.
+    known: the examples that the model was trained on, and others to leave out.
+    max_batches: the most batches of the held-out ones. None: all.
+
+  Raises:
+    UserError: as `row_vectors`.
+  """
+  with contextlib.closing(test()) as batches:
+    asked = _choices(trainer, itertools.islice(batches, max_batches))
+  had = _choices(trainer, known)
+  choosable, places = np.unique(had.items, return_inverse=True)
+  user = np.arange(len(asked.items) + len(had.items))
+  if asked.users.shape[1]:
+    both = np.concatenate([asked.users, had.users])
+    user = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
+  of_asked, of_had = np.split(user, [len(asked.items)])
+  order = np.argsort(of_had, kind='stable')
+  of_had, places = of_had[order], places[order]
+  everybody, first = np.unique(of_asked, return_index=True)
+  queries = vectors(trainer, test(), 'users', max_batches)[first]
+  items = row_vectors(trainer)[choosable]
+  lists = np.empty((len(everybody), K), np.int64)
+  for start in range(0, len(everybody), _USERS):
+    part = slice(start, start + _USERS)
+    some = everybody[part]
+    own = slice(*np.searchsorted(of_had, [some[0], some[-1] + 1]))
+    without = _lists(of_had[own], places[own], some)
+    best = top_k(queries[part], items, K, without).items
+    lists[part] = np.where(best >= 0, choosable[best], -1)
+  wanted = _lists(of_asked, asked.items, everybody)
+  return {
+    RECALL: recall_at_k(lists, wanted),
+    NDCG: ndcg_at_k(lists, wanted),
+  }
+
+
+def _lists(
+  users: Int[np.ndarray, ' n'],
+  items: Int[np.ndarray, ' n'],
+  some: Int[np.ndarray, ' u'],
+) -> Int[np.ndarray, 'u L']:
+  """Returns the distinct items of some users, in order, padded with -1."""
+  own = np.isin(users, some)
+  row = np.searchsorted(some, users[own])
+  row, item = np.unique(np.stack([row, items[own]]), axis=1)
+  starts = np.searchsorted(row, np.arange(len(some) + 1))
+  lists = np.full((len(some), np.diff(starts).max()), -1)
+  lists[row, np.arange(len(row)) - starts[row]] = item
+  return lists
+
+
+def _choices(trainer: TrainerParts, batches: Iterable[Batch]) -> _Choices:
+  """Returns the users and items of examples."""
+  tables = trainer.shape.tables
+  names = item_features(trainer.recipe.model, [*tables.features])
+  of_items = np.concatenate([np.r_[tables.columns[name]] for name in names])
+  place, first_row = _item(trainer)
+  users, items = [], []
+  for batch in batches:
+    rows = batch.lookups.reshape(len(batch.weights), -1)[batch.weights > 0]
+    users.append(np.delete(rows, of_items, axis=1))
+    items.append(rows[:, place].astype(np.int64) - first_row)
+  return _Choices(np.concatenate(users), np.concatenate(items))
+
+
 def row_vectors(trainer: TrainerParts) -> Float[np.ndarray, 'R E']:
   """Returns the vectors of all rows of the items' table.
 
   Raises:
-    UserError: the model has no towers, or its items have several features.
+    UserError: the model has no vectors, or its items have several features.
   """
   program = trainer.programs.side('items')
   return trainer.turns.run(
@@ -170,9 +296,10 @@ def row_vectors(trainer: TrainerParts) -> Float[np.ndarray, 'R E']:
   )
 
 
-def _rows_of(trainer: TrainerParts) -> Iterator[Batch]:
-  """Yields examples of all items. Their users have no lookups."""
-  tables, names = trainer.shape.tables, trainer.recipe.model.items
+def _item(trainer: TrainerParts) -> tuple[int, int]:
+  """Returns the column of lookups with the item, and its table's first row."""
+  tables = trainer.shape.tables
+  names = item_features(trainer.recipe.model, [*tables.features])
   if len(names) != 1:
     raise UserError(
       'vectors of all items need items of one feature',
@@ -180,16 +307,23 @@ def _rows_of(trainer: TrainerParts) -> Iterator[Batch]:
       where='Trainer.vectors, source',
       hint='give the items as examples of a source',
     )
-  feature = tables.features[names[0]]
-  first, column = tables.first_rows[feature.table], tables.columns[names[0]]
-  count = tables.tables[feature.table].rows
+  table = tables.features[names[0]].table
+  return tables.columns[names[0]].stop - 1, tables.first_rows[table]
+
+
+def _rows_of(trainer: TrainerParts) -> Iterator[Batch]:
+  """Yields examples of all items. Their users have no lookups."""
+  tables = trainer.shape.tables
+  place, first = _item(trainer)
+  names = item_features(trainer.recipe.model, [*tables.features])
+  count = tables.tables[tables.features[names[0]].table].rows
   # All batches have one size, so that one program scores them. Examples past
   # the end have no weight.
   size = min(_ITEMS, count)
   for start in range(0, count, size):
     rows = np.arange(start, start + size)
     lookups = np.full((size, tables.num_columns), -1)
-    lookups[:, column.start] = np.where(rows < count, rows + first, -1)
+    lookups[:, place] = np.where(rows < count, rows + first, -1)
     yield Batch(
       np.zeros((size, trainer.shape.dense_features), np.float32),
       lookups.reshape(size, *tables.example_shape),

@@ -97,6 +97,7 @@ BAD_OF_FILES = {
     'data.hash_rows': 0,
   },
   'movielens': {
+    'data.split': 'by_hand',
     'data.threshold': 9.0,
     'data.history': -1,
     'data.steps': -1,
@@ -143,7 +144,7 @@ NEVER_BAD = {
 ELSEWHERE = {
   *('data.data_dir', 'data.train_split', 'data.test_split', 'eval.split'),
   *('data.features.tables', 'data.features.label', 'data.features.dense'),
-  'data.features.transform',
+  *('data.features.transform', 'data.multi_hot'),
 }
 # Widths and rates are for Flax and optax to judge.
 FREE = {

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from configs import common, criteo, taobao, terabyte
+from configs import common, criteo, movielens, taobao, terabyte
 from experiments.common import cli, datasets
 from experiments.common.models import model_of
 from experiments.zoo import job, page
+from tests.formats.text_formats import FORMATS
 from tests.support.runs import assert_one_sentence, changed
 
 SMALL = {
@@ -63,6 +64,8 @@ def test_a_config_makes_a_model_of_sequences(name):
 
 def test_the_layers_of_dlrm_dcnv2():
   """As in MLPerf's reference: 27 vectors of 128, three crosses of rank 512."""
+  lengths = terabyte.get_config('dcn').data.multi_hot
+  assert (len(lengths), sum(lengths), max(lengths)) == (26, 214, 100)
   sizes = sizes_of(CONFIGS['mlperf'])
   crosses = [shape for path, shape in sizes.items() if 'cross' in path]
   width = 27 * 128
@@ -114,6 +117,42 @@ def test_a_stopped_zoo_continues_and_writes_a_page(
   assert_one_sentence(capsys.readouterr().err, 'config.train.steps', 'got 7')
 
 
+def test_models_that_rank_items_are_compared_by_recall(tmp_path, monkeypatch):
+  two = {name: job.Entry(name) for name in ('two_tower', 'hstu')}
+  monkeypatch.setitem(job.FAMILIES, 'retrieval', two)
+  log = FORMATS['ml csv']
+  path = log.write(tmp_path / 'ratings.csv', log.lines(600))
+  config = changed(
+    movielens.get_config('two_tower'),
+    {'data.batch_size': 32, 'eval.batch_size': 64},
+  )
+  more = {'family': 'retrieval', 'seeds': 1, 'steps': 4, 'data': str(path)}
+  assert zoo(tmp_path / 'run', config, **more) == 0
+  with (tmp_path / 'run' / 'zoo.csv').open() as file:
+    runs = [*csv.DictReader(file)]
+  assert [run['model'] for run in runs] == [*two]
+  for run in runs:
+    assert 0 <= float(run['ndcg']) <= float(run['recall']) <= 1
+    assert float(run['flops']) > 0
+  assert 'recall at 10' in (tmp_path / 'run' / 'zoo.html').read_text()
+
+
+def test_models_of_equal_flops():
+  """Layers above are wider where a model has fewer FLOPs than another."""
+  config = changed(criteo.get_config('planted'), SMALL)
+  data = datasets.dataset(config)
+  some = ('dlrm', 'dot', 'dot + linear')
+  entries = {name: job.FAMILIES['dhen'][name] for name in some}
+  found = job.widened(config, entries, data)
+  costs = [
+    job.cost_of(job.configured(config, entry, page.Cell(name, 1.0), 0), data)[1]
+    for name, entry in found.items()
+  ]
+  assert max(costs) < 1.1 * min(costs)
+  assert found['dot'].top == config.model.top
+  assert found['dlrm'].top > found['dot + linear'].top > config.model.top
+
+
 def test_a_rate_scales_the_rates_of_rows_and_of_the_model():
   config = changed(criteo.get_config('sample'), {'seed': 5})
   found = job.configured(
@@ -134,6 +173,7 @@ def test_a_rate_scales_the_rates_of_rows_and_of_the_model():
     ({'rates': ['1', '-1']}, '--rates'),
     ({'family': 'birds'}, '--family'),
     ({'config': terabyte.get_config('dcn')}, 'config.model.name'),
+    ({'family': 'retrieval'}, 'config.model.name'),
   ],
 )
 def test_settings_that_cannot_be(settings, said, tmp_path, capsys):

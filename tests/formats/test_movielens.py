@@ -85,6 +85,41 @@ def test_sequences_have_the_histories_and_then_the_item(name, tmp_path):
     movielens_raw(path, steps=5, history=2)
 
 
+@pytest.mark.parametrize('split', ['last', 'random'])
+def test_some_ratings_of_each_user_are_held_out(split, tmp_path):
+  """In the order of time within each part. Counts are of the first part."""
+  path = write(tmp_path / 'log', 'ml csv')
+  raw = movielens_raw(path, split=split, test_share=0.2)
+  (chunk,) = (chunk for chunk, _ in raw.parts[0].chunks())
+  parts = raw.split(len(chunk.labels), (len(chunk.labels),))
+  assert [*parts] == ['train', 'validation', 'test']
+  assert [*parts.values()][-1][1] == len(chunk.labels)
+  expected = slow_examples(path, 'ml csv', 0)
+  everything = [example[2:4] for example in expected]
+  of_user = collections.Counter(user for user, _ in everything)
+  found = {
+    name: [*map(tuple, chunk.ids[slice(*span)].tolist())]
+    for name, span in parts.items()
+  }
+  assert sorted(pair for pairs in found.values() for pair in pairs) == sorted(
+    everything
+  )
+  for name, pairs in found.items():
+    held = collections.Counter(user for user, _ in pairs)
+    if name != 'train':
+      share = {u: int(0.2 * count) for u, count in of_user.items()}
+      one = {u: int(count > (name != 'test')) for u, count in of_user.items()}
+      assert held == collections.Counter(one if split == 'last' else share)
+  if split == 'last':
+    last = dict(everything)
+    assert found['test'] == [(u, last[u]) for u, _ in found['test']]
+  users, items = (
+    collections.Counter(of) for of in zip(*found['train'], strict=True)
+  )
+  counts = [(users[u], items[i]) for u, i in chunk.ids.tolist()]
+  np.testing.assert_array_equal(chunk.dense, np.log1p(np.float32(counts)))
+
+
 def test_the_latest_are_held_out_and_rows_ranked_by_all_features(tmp_path):
   path = write(tmp_path / 'ratings.csv', 'ml csv')
   raw = movielens_raw(path, history=4, test_share=0.25)

@@ -106,12 +106,12 @@ def start(devices, placement='streamed', of=None, **more):
   return trainer, ColumnBatches(columns, BATCH, shuffle_seed=1)
 
 
-def arguments_of_parts(devices, monkeypatch):
-  """Shapes that the program of a part has on one device, and how many run."""
+def arguments_of_passes(devices, monkeypatch):
+  """Shapes that the program of passes has on one device, each time it runs."""
   seen = []
   trainer, source = start(devices)
   step = trainer.programs.over(trainer.engine.devices, PARTS)
-  compute = step._part
+  compute = step._pass
 
   def spy(*arguments):
     seen.append(
@@ -119,35 +119,33 @@ def arguments_of_parts(devices, monkeypatch):
     )
     return compute(*arguments)
 
-  monkeypatch.setattr(step, '_part', spy)
+  monkeypatch.setattr(step, '_pass', spy)
   with planned(trainer, source, 0) as batches:
     [*train(trainer, batches, 1)]
   return seen
 
 
-def test_the_program_of_a_part_is_the_same_for_any_devices(monkeypatch):
-  """It would differ, and so would bits, if it cut its part from a slice."""
-  one = arguments_of_parts(1, monkeypatch)
-  assert len(one) == PARTS
-  assert all(shapes == one[0] for shapes in one)
+def test_the_program_of_passes_is_the_same_for_any_devices(monkeypatch):
+  """It would differ, and so would bits, if it had only the device's parts."""
+  one = arguments_of_passes(1, monkeypatch)
+  assert len(one) == 1
   for devices in (2, 4, 8):
-    shapes = arguments_of_parts(devices, monkeypatch)
-    assert shapes == one[: PARTS // devices]
+    assert arguments_of_passes(devices, monkeypatch) == one
 
 
 def operations(devices):
-  """What XLA made of the program of a part."""
+  """What XLA made of the program of passes."""
   trainer = market.trainer(devices=devices, parts=PARTS)
   trainer.train(market.source(), 1)
   step = trainer.parts.programs.over(trainer.parts.engine.devices, PARTS)
   trainer.close()
-  (compiled,) = step._part.compiled.values()
+  (compiled,) = step._pass.compiled.values()
   return collections.Counter(
     re.findall(r'= (\w+\[\S* [\w-]+)\(', compiled.as_text())
   )
 
 
-def test_the_program_of_a_part_is_compiled_equally_for_any_devices():
+def test_the_program_of_passes_is_compiled_equally_for_any_devices():
   """Parts of one example, which XLA by itself compiles otherwise for one."""
   one = operations(1)
   assert sum(one.values()) > 100

@@ -26,7 +26,7 @@ MODELS = {
   ),
   'two_tower': slip.TwoTower(widths=(6, 4), log_q=1),
   'sasrec': slip.SASRec(blocks=1, top=(4,)),
-  'hstu': slip.HSTU(blocks=1, top=(), times='when'),
+  'hstu': slip.HSTU(blocks=1, top=(), times='when', next_item=True),
 }
 OF_SEQUENCES = 'sasrec', 'hstu'
 PLACINGS = {

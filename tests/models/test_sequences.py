@@ -207,3 +207,33 @@ def test_what_does_not_fit(kind):
   ):
     with pytest.raises(UserError, match=said):
       params_of(model, *inputs)
+
+
+@pytest.mark.parametrize('kind', [SASRec, HSTU])
+def test_next_items_are_a_softmax_over_the_batch(kind):
+  """Of products of states and candidates, as two towers have it."""
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(EXAMPLES, STEPS + 1, DIM)).astype(np.float32)
+  log_q = rng.normal(size=(EXAMPLES, 1)).astype(np.float32)
+  weights = np.float32([1, 1, 0, 1])
+  model = kind(1, HEADS, top=(), next_item=True, log_q='q')
+  given = {'q': log_q}, {'item': rows}
+  variables = {'params': params_of(model, *given)}
+  device = jax.device_put((variables, *given, weights))
+
+  def call(**named):
+    return jax.device_get(
+      jax.jit(lambda *x: model.apply(*x[:3], weights=x[3], **named))(*device)
+    )
+
+  users, items = (call(side=side) for side in ('users', 'items'))
+  np.testing.assert_array_equal(items, rows[:, -1])
+  np.testing.assert_allclose(call(), (users * items).sum(1), rtol=1e-5)
+  scores = np.asarray(users @ items.T, np.float64) - log_q.T
+  found = call(train=True)
+  for number in (0, 1, 3):
+    rest = [scores[number, j] for j in (0, 1, 3) if j != number]
+    wanted = scores[number, number] - np.log(np.exp(rest).sum())
+    np.testing.assert_allclose(found[number], wanted, rtol=1e-4, atol=1e-5)
+  with pytest.raises(UserError, match='top must be empty'):
+    params_of(kind(1, HEADS, next_item=True), *given)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import slipstream_jax as slip
+from slipstream_jax.data.source import bound_to
 from slipstream_jax.errors import UserError
 from slipstream_jax.training import retrieval
 from tests.models.test_interactions import params_of
@@ -199,6 +200,44 @@ def test_recall_and_ndcg_equal_loops():
     gains[-1] /= best
   assert slip.recall_at_k(found, wanted) == pytest.approx(np.mean(recalls))
   assert slip.ndcg_at_k(found, wanted) == pytest.approx(np.mean(gains))
+
+
+def test_held_out_examples_are_ranked_as_by_a_loop():
+  """Among items of known examples, without those that the user has there."""
+  rng = np.random.default_rng(0)
+  had = rng.integers(0, (USERS, ITEMS - 1), (12, 2))  # one item is not known
+  asked = rng.integers(0, (USERS, ITEMS), (20, 2))
+  with trainer() as two:
+    two.train(source()[0])
+    users, items = (
+      two.vectors('users', batches_of(np.arange(USERS), 9)),
+      two.vectors('items'),
+    )
+    tables = two.parts.shape.tables
+    found = retrieval.ranked(
+      two.parts,
+      lambda: bound_to(batches_of(asked[:, 0], 8, asked[:, 1]), tables),
+      bound_to(batches_of(had[:, 0], 4, had[:, 1]), tables),
+    )
+  known = {*had[:, 1]}
+  best, wanted = np.full((USERS, 10), -1), np.full((USERS, 20), -1)
+  for user in {*asked[:, 0]}:
+    mine = known - {*had[had[:, 0] == user, 1]}
+    order = sorted(mine, key=lambda item: -(users[user] @ items[item]))
+    best[user, : len(order)] = order[:10]
+    right = [*{*asked[asked[:, 0] == user, 1]}]
+    wanted[user, : len(right)] = right
+  assert found['recall_at_10'] == slip.recall_at_k(best, wanted)
+  assert found['ndcg_at_10'] == pytest.approx(slip.ndcg_at_k(best, wanted))
+  assert 0 < found['ndcg_at_10'] < 1
+
+
+def batches_of(users, size, items=None):
+  """One pass over examples without labels."""
+  items = np.zeros_like(users) if items is None else items
+  ids = {'user': users, 'item': items}
+  columns = np.zeros((len(users), 1)), ids
+  return slip.batches(*columns, batch_size=size, epochs=1)
 
 
 def test_what_does_not_fit():
