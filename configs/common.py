@@ -238,8 +238,9 @@ def skipping(
   # 'stale_revisit', 'stale_negatives', 'stale_importance', 'random' or
   # 'random_weighted'.
   skip.policy = policy
-  # Share of the examples of skip.drop_of to drop. The word auto drops as many
-  # as skip.auto_cost allows.
+  # Share of the examples of skip.drop_of to drop. The word auto, which is
+  # experimental, drops as many as skip.auto_cost allows by estimate. A model
+  # that learns longer than the scorer loses more, up to a hundred times.
   skip.drop = FieldReference(0.3, field_type=object)
   skip.auto_cost = 0.001  # share of the log loss that auto may lose
   # Model that predicts clicks for policies that need it: 'pairs', 'linear'.

@@ -87,7 +87,8 @@ def _compiled_steps_stay():
 # programs, which is two fifths of compiling. All others, the laws of bits among
 # them, have programs as users have them.
 _NOT_OPTIMIZED = re.compile(
-  r'tests/(api|experiments|reproduce|usage|test_|laws/test_public_api)'
+  r'tests/(api|experiments|reproduce|usage|test_|laws/test_public_api'
+  r'|models/test_rms)'
 )
 _NOT = 'jax_disable_most_optimizations'
 

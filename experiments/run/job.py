@@ -29,6 +29,7 @@ from experiments.common.progress import Bar
 from experiments.common.record import Recorder
 from experiments.run.guard import Guard
 from experiments.run.summary import (
+  auto_in_words,
   cost_in_words,
   draw_curve,
   figures,
@@ -195,6 +196,8 @@ def _print_figures(run: Run, summary: dict[str, Any]) -> None:
     longer = 'start anew, because config.train.keep_checkpoint is False'
   tell = report.teller(run.screen)
   if (words := cost_in_words(summary)) is not None:
+    tell(words)
+  if (words := auto_in_words(run.recorder.lines, summary)) is not None:
     tell(words)
   tell(f'saved in {run.where}; all figures: {run.where / record.SUMMARY}')
   tell(f'to train longer: {longer}')

@@ -193,6 +193,58 @@ def cost_in_words(summary: dict[str, Any]) -> str | None:
   )
 
 
+def auto_in_words(
+  lines: Sequence[dict[str, Any]], summary: dict[str, Any]
+) -> str | None:
+  """Returns what drop='auto' promised, and whether the model bears it out.
+
+  The promise assumes that the model gains from examples what a scorer gains. A
+  model whose held-out loss still falls lost about as much with each half of the
+  examples as it gained with the last half, so it lost more.
+
+  Args:
+    lines: of the metrics, in order of steps.
+    summary: of the same run.
+
+  Returns:
+    A sentence, or None if nothing was dropped so.
+  """
+  share, promised = summary['examples_dropped_share'], summary['log_loss_lost']
+  if summary['drop'] != 'auto' or not share:
+    return None
+  promised = promised or 0.0
+  said = (
+    'config.skip.drop=auto is experimental: it left out'
+    f' {share:.0%} of the examples and promised to lose at most'
+    f' {promised:.4f} of log loss'
+  )
+  fell = _fell(lines, summary['examples_trained'] / 2)
+  if fell is None:
+    return f'{said}, which too few evaluations were made to check'
+  if share * fell <= promised:
+    return said
+  return (
+    f'{said}, but the held-out log loss still fell by {fell:.4f} over the last'
+    ' half of the examples trained, so it may have lost far more: train with'
+    ' config.skip.mode=off to see'
+  )
+
+
+def _fell(lines: Sequence[dict[str, Any]], since: float) -> float | None:
+  """Returns by how much the held-out loss fell since these examples, or None.
+
+  It compares points of the learning curve, which are of the same examples. The
+  last evaluation may be of more.
+  """
+  points = [line for line in lines if line['kind'] == 'eval']
+  points = [x for x in points if x['examples'] == points[0]['examples']]
+  before = [x for x in points if x['examples_trained'] <= since]
+  if not before or before[-1] is points[-1]:
+    return None
+  fell: float = before[-1]['log_loss'] - points[-1]['log_loss']
+  return fell
+
+
 def _worth(run: Run) -> dict[str, Any]:
   """Returns what choosing by scores is worth, by the last line that says it."""
   lines = [line for line in run.recorder.lines if 'verdict' in line]

@@ -43,8 +43,10 @@ class Skip(NamedTuple):
 
   drop: float | int | Literal['auto'] = 0.3
   """Drop target: share of the examples of `drop_of` to leave out, in [0, 1].
-  Where none are left out, the share to make stale. 'auto' drops as many as cost
-  less than `auto_cost`, and none while that is not known."""
+  Where none are left out, the share to make stale. 'auto', which is
+  experimental, drops as many as seem to cost less than `auto_cost`, and none
+  while that is not known. A model that learns longer than the scorer may lose a
+  hundred times as much."""
   policy: Policy | str = 'surprise'
   """Policy of which examples to leave out: of `POLICIES`, or its name. 'random'
   is the control, 'stale' the published rule."""
@@ -77,7 +79,8 @@ class Skip(NamedTuple):
   """Scorer that predicts clicks for policies that need scores: of `SCORERS`, or
   its name, or a function of the hot rows, F and I that makes one."""
   auto_cost: float = 0.001
-  """Share of the log loss that dropping may cost, with drop='auto'."""
+  """Share of the log loss that dropping may cost by estimate, with
+  drop='auto'."""
 
   def __repr__(self) -> str:
     return in_short(self)

@@ -28,7 +28,9 @@ pi, 1/k is replaced by E (g^2/pi) / E g^2: equal variance costs equal loss. A is
 measured: a second scorer learns from every fourth example only, and its log
 loss on them is compared with that of the first scorer. So the model is assumed
 to gain from examples what a scorer does. That is too little if the model learns
-what no scorer can. As A falls as 1/n, an early measurement is too large.
+what no scorer can, or for longer: by a factor of a hundred where the scorer was
+done after a tenth of the data. As A falls as 1/n, an early measurement is too
+large.
 
 Counts are f64[bins, 2]: examples without a click and with one, by the logit of
 their score.

@@ -9,6 +9,7 @@ import pytest
 
 from configs import criteo
 from experiments.common import build, datasets
+from experiments.run.summary import auto_in_words, cost_in_words
 from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.engine.clock import HostClock, Payoff
 from tests.support.runs import lines_of, run_job, SHARED, smoke, summary_of
@@ -260,25 +261,54 @@ def test_a_run_prints_ten_figures(mode, tmp_path, capsys):
   assert not [line for line in lines if 'checkpoint' in line]
 
 
-@pytest.mark.parametrize(
-  ('paid', 'why'),
-  [
-    (Payoff(0.3, 0.512, 1.4, False), ['1.4 ms', '0.512 ms']),
-    (Payoff(0.3, 2.0, None, False), ['the cores that the steps need']),
-    (Payoff(0.3, 2.0, 1.4, True), None),
-  ],
-)
 def test_skipping_that_costs_time_is_told_in_one_line(
-  paid, why, tmp_path, capsys, monkeypatch
+  tmp_path, capsys, monkeypatch
 ):
+  paid = Payoff(0.3, 0.512, 1.4, False)
   monkeypatch.setattr(HostClock, 'payoff', lambda _: paid)
   few = {'train.steps': 60, 'eval.curve_steps': 0, 'skip.drop': 'auto'}
   assert run_job(tmp_path / 'run', smoke(**few)) == 0
   lines = capsys.readouterr().out.splitlines()
   said = [line for line in lines if 'costs more time than it saves' in line]
-  assert len(said) == (why is not None)
-  for words in why or []:
-    assert words in said[0]
+  assert len(said) == 1
+  assert '1.4 ms' in said[0]
+  assert '0.512 ms' in said[0]
   summary = summary_of(tmp_path / 'run')
   assert summary['step_ms_to_pay'] == paid.step_ms_to_pay
   assert summary['skipping_saves_time'] == paid.pays
+  summary |= {'step_ms_to_pay': None}
+  assert 'cores that the steps need' in cost_in_words(summary)
+  assert cost_in_words(summary | {'skipping_saves_time': True}) is None
+
+
+@pytest.mark.parametrize(
+  ('losses', 'says'),
+  [
+    ([0.5, 0.4, 0.3], 'still fell by 0.1000'),
+    ([0.5, 0.4, 0.3999], ''),
+    ([0.5, 0.4, 0.5], ''),
+    ([0.5, 0.4], 'too few evaluations'),
+    ([], 'too few evaluations'),
+  ],
+)
+def test_a_found_drop_is_held_against_what_the_model_gained(losses, says):
+  """By points of the curve: all that is held out may be easier."""
+  lines = [
+    {'kind': 'eval', 'examples': 9, 'examples_trained': at, 'log_loss': loss}
+    for at, loss in zip((10, 50, 90), losses, strict=False)
+  ]
+  last = {'kind': 'eval', 'examples': 99, 'examples_trained': 100}
+  lines.append(last | {'log_loss': 0.01})
+  summary = {
+    'drop': 'auto',
+    'examples_dropped_share': 0.6,
+    'examples_trained': 100,
+    'log_loss_lost': 0.0004,
+  }
+  said = auto_in_words(lines, summary)
+  assert 'experimental: it left out 60%' in said
+  assert 'at most 0.0004' in said
+  assert says in said
+  assert bool(says) == (',' in said)
+  assert auto_in_words(lines, summary | {'drop': 0.6}) is None
+  assert auto_in_words(lines, summary | {'examples_dropped_share': 0.0}) is None
