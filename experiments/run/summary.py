@@ -236,7 +236,7 @@ def _fell(lines: Sequence[dict[str, Any]], since: float) -> float | None:
   It compares points of the learning curve, which are of the same examples. The
   last evaluation may be of more.
   """
-  points = [line for line in lines if line['kind'] == 'eval']
+  points = [x for x in lines if x['kind'] == 'eval' and 'log_loss' in x]
   points = [x for x in points if x['examples'] == points[0]['examples']]
   before = [x for x in points if x['examples_trained'] <= since]
   if not before or before[-1] is points[-1]:

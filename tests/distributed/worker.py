@@ -49,23 +49,8 @@ def of_placement(placement, devices, seed=1):
   return digest([*small.everything(trainer), losses])
 
 
-def scores(folder):
-  import slip_serve
-  from tests.support import market
-
-  some = slice(0, 3 * market.BATCH)
-  values, splits = market.HISTORY
-  ids = {name: market.IDS[name][some] for name in ('user', 'item', 'ad')}
-  ids['history'] = [
-    values[start:end].tolist()
-    for start, end in zip(splits[:-1][some], splits[1:][some], strict=True)
-  ]
-  with slip_serve.load(folder, 'dram', market.BATCH) as scorer:
-    return scorer.logits(scorer.query(market.DENSE[some], ids, None))
-
-
 def of_market(devices, folder, skip, placing):
-  """A run that is saved, resumed under another placement, and exported."""
+  """A run that is saved, and resumed under another placement."""
   from slipstream_jax.api.callbacks import CSVLog
   from tests.support import market
 
@@ -86,9 +71,6 @@ def of_market(devices, folder, skip, placing):
     logits = [last.predict(held_out)]
     last.train(market.source(), market.STEPS - 11, skip=market.SKIPS[skip])
     logits.append(last.predict(held_out))
-    if skip == 'none':
-      last.export(f'{folder}/export', batch_sizes=(market.BATCH,))
-      logits.append(scores(f'{folder}/export'))
     return digest([market.state_of(last), logits, last.rows('item')])
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, HealthCheck, settings
 from hypothesis import strategies as st
 import pytest
 
-from experiments.common import interrupts, record
+from experiments.common import build, interrupts, record
 from slipstream_jax.checkpoint.chain import find_chains
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.checkpoint.places import open_place
@@ -35,14 +35,6 @@ SAME = (
   'examples_trained',
   'steps',
 )
-
-
-@pytest.fixture(scope='module')
-def whole(tmp_path_factory):
-  """A run that nothing interrupted."""
-  workdir = tmp_path_factory.mktemp('whole') / 'run'
-  assert run_job(workdir, smoke()) == 0
-  return workdir
 
 
 def assert_same_run(one, other):
@@ -89,7 +81,7 @@ class Signalling:
   checkpoint_steps=st.sampled_from([0, 20]),
 )
 def test_a_signal_at_any_moment_changes_no_bit(
-  at, delay, number, checkpoint_steps, whole, tmp_path_factory, capsys
+  at, delay, number, checkpoint_steps, finished, tmp_path_factory, capsys
 ):
   workdir = tmp_path_factory.mktemp('signalled') / 'run'
   changes = {'train.checkpoint_steps': checkpoint_steps}
@@ -109,20 +101,18 @@ def test_a_signal_at_any_moment_changes_no_bit(
     assert not (workdir / record.SUMMARY).exists()
     assert said.count('\n') == 1
     assert run_job(workdir, smoke(resume=True, **changes)) == 0
-  assert_same_run(whole, workdir)
+  assert_same_run(finished, workdir)
 
 
 @pytest.mark.parametrize('where', ['evaluate', 'save'])
 def test_a_signal_between_steps_changes_no_bit(
-  where, whole, tmp_path, monkeypatch, capsys
+  where, finished, tmp_path, monkeypatch, capsys
 ):
-  from experiments.run import job
-
   changes = {'train.checkpoint_steps': 60}
   with monkeypatch.context() as patched:
     patched.setattr(interrupts, '_GRACE_S', LIMIT_S)
     owner, name = {
-      'evaluate': (job, 'evaluate'),
+      'evaluate': (build, 'evaluated'),
       'save': (Checkpoints, 'save'),
     }[where]
     call = getattr(owner, name)
@@ -138,7 +128,7 @@ def test_a_signal_between_steps_changes_no_bit(
   assert f'step {step} is saved' in capsys.readouterr().err
   config = smoke(resume=True, **changes)
   assert run_job(tmp_path / 'run', config) == 0
-  assert_same_run(whole, tmp_path / 'run')
+  assert_same_run(finished, tmp_path / 'run')
 
 
 LONG = {'train.steps': 600, 'eval.curve_steps': 0}
@@ -286,7 +276,7 @@ cli.run('experiments.run.job:run')
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_what_is_not_saved_within_the_grace_ends_all_the_same(
-  number, whole, tmp_path
+  number, finished, tmp_path
 ):
   """A disk that takes for ever; the checkpoint before is what holds."""
   workdir, changes = tmp_path / 'run', {'train.checkpoint_steps': 20}
@@ -309,7 +299,7 @@ def test_what_is_not_saved_within_the_grace_ends_all_the_same(
   assert not search.skipped
   assert search.chains[0][-1].step >= 40
   assert run_job(workdir, smoke(resume=True, **changes)) == 0
-  assert_same_run(whole, workdir)
+  assert_same_run(finished, workdir)
 
 
 def wait_for_signal(process, number):
