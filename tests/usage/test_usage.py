@@ -16,6 +16,7 @@ from experiments.common.datasets import RAW_FORMATS
 from experiments.common.errors import ON_BAD_LOSS, ON_ERROR
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.quantize import CODECS
+from slipstream_jax.formats import movielens as movielens_format
 from slipstream_jax.formats.table import SPLITS
 from slipstream_jax.formats.tfds import TRANSFORMS
 from slipstream_jax.models.normalization import NORMALIZATIONS
@@ -98,6 +99,7 @@ CHOICES = {
   'data.features.transform': TRANSFORMS,
   'data.format': RAW_FORMATS,
   'data.proxy': PROXIES,
+  'data.split': movielens_format.SPLITS,
   'eval.split': SPLITS[1:],
   'model.compute_dtype': models._DTYPES,
   'model.name': models.MODELS,
