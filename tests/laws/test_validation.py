@@ -4,8 +4,9 @@ A run that stopped early is a run that was asked for the steps of the best
 validation: in all bits, and also in what is trained after it.
 """
 
-import glob
+import os
 import tempfile
+import unittest.mock
 
 from hypothesis import example, given, Phase, settings
 from hypothesis import strategies as st
@@ -100,7 +101,12 @@ def test_validation_changes_no_number(case, steps):
 def test_an_early_stop_is_the_best_state_in_all_bits(case, patience):
   trainer, source = started(case)
   other, same = started(case)
-  with trainer, other:
+  with (
+    trainer,
+    other,
+    tempfile.TemporaryDirectory() as own,
+    unittest.mock.patch.object(tempfile, 'tempdir', own),
+  ):
     history = trained(
       trainer,
       source,
@@ -125,7 +131,7 @@ def test_an_early_stop_is_the_best_state_in_all_bits(case, patience):
       two = trained(other, same, how, 6)
       assert_same_run([one.losses, one.steps], [two.losses, two.steps])
     assert_same(trainer, other)
-    assert not glob.glob(f'{tempfile.gettempdir()}/slipstream-best-*')
+    assert not os.listdir(own)
 
 
 @pytest.mark.parametrize('skip', shop.SKIPS.values(), ids=shop.SKIPS)

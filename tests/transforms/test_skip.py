@@ -128,7 +128,10 @@ def test_bits_of_stale_rows_stand_and_others_move_as_without(name):
   tx, plain = make(skip_stale(threshold, 5, 2)), make(optax.identity())
   params = jax.device_put(gradients(99))
   state, plain_state = jax.jit(tx.init)(params), jax.jit(plain.init)(params)
-  update, plain_update = jax.jit(tx.update), jax.jit(plain.update)
+  # One operation at a time: XLA may fuse two unlike programs unlike, and then
+  # round unlike. JAX 0.12 does so with adagrad on a CPU with AVX-512.
+  allowed = jax.transfer_guard_host_to_device('allow')
+  update, plain_update = allowed(tx.update), allowed(plain.update)
   frozen = moved = 0
   for step in range(24):
     grads = jax.device_put(gradients(step))
