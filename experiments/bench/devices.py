@@ -69,7 +69,7 @@ class _Contender(NamedTuple):
   trainer: Any
   batches: Any
   programs: list[Any]
-  """Those that all steps run."""
+  """Programs that all steps run."""
   rates: list[float]
   """Examples/s of each turn."""
   moved: list[tuple[float, ...]]

@@ -60,7 +60,7 @@ class Sums(NamedTuple):
 
 
 class Parts(NamedTuple):
-  """What a device computes. The first axis of each array is that of parts."""
+  """Parts of one device. The first axis of each array counts them."""
 
   inverses: tuple[Array, ...]
   """Per group, the places of the lookups as in `Exchange`, [G, b, K]."""
@@ -78,7 +78,7 @@ class Inputs(NamedTuple):
   picked: tuple[jax.Array, ...]
   returned: tuple[jax.Array, ...]
   summed: tuple[jax.Array, ...]
-  parts: 'Parts'
+  parts: Parts
   """Places of lookups, examples and numbers of the device's parts."""
   row_weights: RowWeights
   """Per group, as in `PlannedBatch`, each lane's rows padded."""

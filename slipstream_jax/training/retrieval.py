@@ -193,7 +193,7 @@ RECALL, NDCG = f'recall_at_{K}', f'ndcg_at_{K}'
 
 
 class _Choices(NamedTuple):
-  """Which user chose which item."""
+  """Items that users chose, one line for each choice."""
 
   users: Int[np.ndarray, 'n U']
   """Rows of the features of a user. U is 0 for sequences."""

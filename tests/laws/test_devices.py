@@ -134,7 +134,7 @@ def test_the_program_of_passes_is_the_same_for_any_devices(monkeypatch):
 
 
 def operations(devices):
-  """What XLA made of the program of passes."""
+  """Returns the program of passes as XLA compiled it."""
   trainer = market.trainer(devices=devices, parts=PARTS)
   trainer.train(market.source(), 1)
   step = trainer.parts.programs.over(trainer.parts.engine.devices, PARTS)

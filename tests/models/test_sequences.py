@@ -211,7 +211,7 @@ def test_what_does_not_fit(kind):
 
 @pytest.mark.parametrize('kind', [SASRec, HSTU])
 def test_next_items_are_a_softmax_over_the_batch(kind):
-  """Of products of states and candidates, as two towers have it."""
+  """Compares the loss with a softmax of products of states and candidates."""
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(EXAMPLES, STEPS + 1, DIM)).astype(np.float32)
   log_q = rng.normal(size=(EXAMPLES, 1)).astype(np.float32)
