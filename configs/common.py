@@ -207,10 +207,15 @@ def optimizers(
   optimizer = config.optimizer = ConfigDict()
   # Names and arguments of row optimizers of slipstream_jax, or of optax.
   optimizer.rows = rows
-  optimizer.dense = dense  # the same, of optax, for the model's parameters
+  # The same for the model's parameters, of optax, or shampoo or muon.
+  optimizer.dense = dense
   # Share of the dense learning rate at the end of the data, after a linear
   # decay. 1.0 keeps it constant.
   optimizer.dense_final = dense_final
+  # Cycles of the dense learning rate. In each it falls as a cosine, and the
+  # checkpoint at the end stays, for an ensemble. 0: one linear fall.
+  optimizer.cycles = 0
+  optimizer.rows_fall = False  # whether the learning rates of rows fall, too
 
 
 def hot_rows(config: ConfigDict, bytes: int, profile_examples: int) -> None:

@@ -61,6 +61,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       _sample(config)
       _two_tower(config)
       common.another_model(config, variant)
+      config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
+      config.train.epochs = 5
     case 'smoke':
       _smoke(config)
   return config

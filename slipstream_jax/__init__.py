@@ -43,6 +43,9 @@ Row optimizers
   sgd, adagrad, rowwise_adagrad, lazy_adam: optimizers of rows.
   ROW_OPTIMIZERS: these four by name.
   skip_stale: skips stale rows in a user's own optax chain.
+  cosine_cycles: learning rates of several cycles, for ensembles from one run.
+Optimizers of models
+  shampoo, scale_by_shampoo: distributed Shampoo, for `dense_optimizer`.
 Skipping
   Skip, Phases: what to skip, and when.
   POLICIES: which examples are skipped, by name.
@@ -114,7 +117,12 @@ if TYPE_CHECKING:
     rowwise_adagrad as rowwise_adagrad,
   )
   from slipstream_jax.transforms.rowwise import sgd as sgd
+  from slipstream_jax.transforms.shampoo import (
+    scale_by_shampoo as scale_by_shampoo,
+  )
+  from slipstream_jax.transforms.shampoo import shampoo as shampoo
   from slipstream_jax.transforms.skip import skip_stale as skip_stale
+  from slipstream_jax.transforms.weights import cosine_cycles as cosine_cycles
   from slipstream_jax.types import Batch as Batch
   from slipstream_jax.vocabulary.counted import Vocabulary as Vocabulary
   from slipstream_jax.vocabulary.growing import (
@@ -167,6 +175,7 @@ _HOMES = {
   'auc': 'training.metrics',
   'batches': 'inputs.batches',
   'cached': 'placement',
+  'cosine_cycles': 'transforms.weights',
   'lazy_adam': 'transforms.rowwise',
   'log_loss': 'training.metrics',
   'mae': 'training.metrics',
@@ -178,7 +187,9 @@ _HOMES = {
   'reuse_host_memory': 'engine.buffers',
   'rmse': 'training.metrics',
   'rowwise_adagrad': 'transforms.rowwise',
+  'scale_by_shampoo': 'transforms.shampoo',
   'sgd': 'transforms.rowwise',
+  'shampoo': 'transforms.shampoo',
   'skip_stale': 'transforms.skip',
   'tiered': 'store.tiered',
 }

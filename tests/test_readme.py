@@ -47,7 +47,8 @@ def test_requirements_agree_with_the_package():
 
   extras = project['optional-dependencies']
   ours = {'cuda12', 'tfds', 'programs', 'test', 'docs'}
-  assert set(extras) == ours | {'s3', 'baselines', 'orbax', 'serve', 'fit'}
+  others = {'s3', 'baselines', 'orbax', 'serve', 'faiss', 'fit'}
+  assert set(extras) == ours | others
   needed = (extras[name] for name in ('fit', 'tfds', 'programs'))
   ours = {*project['dependencies']}.union(*needed)
   ours.remove('slipstream_jax[fit,tfds]')

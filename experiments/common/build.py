@@ -24,7 +24,7 @@ from slipstream_jax.errors import choose, UserError
 from slipstream_jax.files import Path
 from slipstream_jax.initializers import Uniform
 from slipstream_jax.models.normalization import NORMALIZATIONS
-from slipstream_jax.models.towers import is_over_batch
+from slipstream_jax.models.towers import has_sides
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.schedules.phases import Phases
@@ -89,7 +89,7 @@ def recipe(
   return Recipe(
     model=model_of(model),
     tables=tables(config, data),
-    row_optimizer=row_optimizer(optimizer),
+    row_optimizer=row_optimizer(optimizer, steps),
     microbatches=system(config).microbatches,
     skips_bad_steps=config.train.on_bad_loss == 'skip',
     dense_optimizer=dense_optimizer(optimizer, steps),
@@ -295,18 +295,20 @@ def evaluated(
     return interrupts.Checked(data.test(config.eval.batch_size))
 
   metrics = evaluate(trainer, test(), max_batches)
-  model = trainer.recipe.model
-  if not is_over_batch(model) or not hasattr(model, 'vectors'):
+  if not has_sides(trainer.recipe.model):
     return metrics
-  size = data.train_examples or config.hot.profile_examples
+  size = config.eval.batch_size
   with contextlib.ExitStack() as opened:
-    known = [opened.enter_context(contextlib.closing(data.train(size)))]
-    trained = itertools.islice(known[0], 1)
-    if data.validation is not None:
-      other = data.validation(config.eval.batch_size)
-      known.append(opened.enter_context(contextlib.closing(other)))
-    every = itertools.chain(trained, *known[1:])
-    ranks = ranked(trainer, test, every, max_batches)
+    passes = [
+      opened.enter_context(contextlib.closing(interrupts.Checked(part(size))))
+      for part in data.known or (data.train,)
+    ]
+    most = None  # a pass over a stream is as long as its profile
+    if not data.known:
+      examples = data.train_examples or config.hot.profile_examples
+      most = -(-examples // size)
+    known = itertools.islice(itertools.chain.from_iterable(passes), most)
+    ranks = ranked(trainer, test, known, max_batches)
   return dataclasses.replace(metrics, values={**metrics.values, **ranks})
 
 

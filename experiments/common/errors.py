@@ -36,7 +36,8 @@ _SAME_NAME = {
     ' Skip.uniform alpha drop drop_of min_touches refill threshold'
   ),
   'store': 'dram_bytes file.path',
-  'train': 'train.steps',
+  'optimizer': 'cosine_cycles.cycles',
+  'train': 'cosine_cycles.steps train.steps',
 }
 """Arguments that have the name of their key, by section. The owner stands
 before an argument whose name alone would be ambiguous."""
@@ -109,6 +110,7 @@ _AT_LEAST = {
   'seed': 0,
   'data.batch_size': 1,
   'data.test_examples': 1,
+  'optimizer.cycles': 0,
   'train.steps': 0,
   'train.endless_steps': 1,
   'train.epochs': 1,
@@ -158,6 +160,13 @@ def check(config: ml_collections.ConfigDict) -> None:
       )
   choose(ON_ERROR, config.checkpoint.on_error, 'config.checkpoint.on_error')
   train = config.train
+  if config.optimizer.cycles > 1 and not train.keep_checkpoint:
+    raise UserError(
+      'the members of an ensemble are checkpoints, which must be kept',
+      got=f'config.optimizer.cycles={config.optimizer.cycles} without',
+      where='config.train.keep_checkpoint',
+      hint='leave it True, or give one cycle',
+    )
   choose(ON_BAD_LOSS, train.on_bad_loss, 'config.train.on_bad_loss')
   if train.on_bad_loss == 'rollback' and not train.checkpoint_steps:
     raise UserError(

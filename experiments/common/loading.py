@@ -1,8 +1,9 @@
 """Loads a run: its config, its data and the model of one of its checkpoints."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import pathlib
+import sys
 from typing import NamedTuple, TypeVar
 
 import ml_collections
@@ -10,7 +11,10 @@ import numpy as np
 
 from experiments.common import build, datasets, errors, record, workdir
 from experiments.common.written import WRITTEN
+from slipstream_jax.checkpoint.chain import find_chains, kept_steps, READABLE
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
+from slipstream_jax.checkpoint.places import open_place, user_errors
+from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.checkpoint.state import Facts
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import choose, UserError
@@ -67,6 +71,76 @@ def load(
     UserError: the run is missing, kept no checkpoint or has a damaged one, or
       its data do not match.
   """
+  config, data, place = _opened(folder, data_path, other)
+  loaded, skipped = _restored(config, data, place, step)
+  if step is not None:
+    tell(f'step {step} is loaded, as asked')
+    for why in skipped:
+      tell(f'a newer checkpoint cannot be restored: {why}')
+  return loaded
+
+
+def members(
+  folder: pathlib.Path,
+  data_path: str | None = None,
+  other: ml_collections.ConfigDict | None = None,
+  steps: Sequence[int] | None = None,
+) -> Iterator[LoadedRun]:
+  """Yields the members of a run's ensemble, by step.
+
+  They are the checkpoints that the run kept at the ends of cycles, or all that
+  it has if it kept none.
+
+  Args:
+    folder: as in `load`, like the next two.
+    data_path: see there.
+    other: see there.
+    steps: of the members. None: all.
+
+  Raises:
+    UserError: as in `load`, or there are fewer than two.
+  """
+  config, data, place = _opened(folder, data_path, other)
+  if steps is None:
+    opened = open_place(place)
+    with user_errors(place, READABLE, LOST):
+      steps = kept_steps(opened)
+      if not steps:
+        search = find_chains(opened, most=sys.maxsize, deep=False)
+        steps = sorted(chain[-1].step for chain in search.chains)
+  if len(steps) < 2:
+    raise UserError(
+      'an ensemble needs two checkpoints or more',
+      got=len(steps),
+      where=place,
+      hint='train with --config.optimizer.cycles=5, or keep more of them',
+    )
+  for step in steps:
+    yield check_clicks(_restored(config, data, place, step)[0])
+
+
+def check_clicks(run: LoadedRun) -> LoadedRun:
+  """Returns the run, if it can be a member of an ensemble.
+
+  Raises:
+    UserError: its model does not predict clicks, with one head.
+  """
+  if tuple(run.trainer.kinds) != ('clicks',):
+    raise UserError(
+      'an ensemble is of models with one head, which predicts clicks',
+      got=f'heads of {", ".join(run.trainer.kinds)}',
+      where='config.model.name',
+      hint='take one checkpoint at a time, with --step',
+    )
+  return run
+
+
+def _opened(
+  folder: pathlib.Path,
+  data_path: str | None,
+  other: ml_collections.ConfigDict | None,
+) -> tuple[ml_collections.ConfigDict, Dataset, str]:
+  """Returns a run's config, its data and the place of its checkpoints."""
   config = record.config_of(folder)
   place = workdir.checkpoints_at(folder, config)
   if not workdir.has_checkpoint(place):
@@ -82,7 +156,16 @@ def load(
     if data_path is not None:
       config.data.path = data_path
   errors.check(config)
-  data = datasets.dataset(config)
+  return config, datasets.dataset(config), place
+
+
+def _restored(
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  place: str,
+  step: int | None,
+) -> tuple[LoadedRun, tuple[str, ...]]:
+  """Returns the run at a step, and why newer ones cannot be restored."""
 
   def restored() -> tuple[TrainerParts, Position]:
     with contextlib.closing(Checkpoints(place)) as checkpoints:
@@ -91,11 +174,8 @@ def load(
       return trainer, checkpoints.restore(trainer, exact=False, step=step)
 
   trainer, position = while_saving(restored)
-  if step is not None:
-    tell(f'step {step} is loaded, as asked')
-    for why in position.skipped:
-      tell(f'a newer checkpoint cannot be restored: {why}')
-  return LoadedRun(config, data, trainer, position.step)
+  loaded = LoadedRun(config, data, trainer, position.step)
+  return loaded, position.skipped
 
 
 def while_saving(read: Callable[[], T]) -> T:
@@ -113,7 +193,8 @@ def _trainer(
   facts: Facts, config: ml_collections.ConfigDict, data: Dataset
 ) -> TrainerParts:
   """Makes a trainer that a checkpoint with these facts can be restored to."""
-  recipe, storage = build.recipe(config, data, 1), build.storage(config)
+  steps = max(1, config.optimizer.cycles)  # any, as it takes none
+  recipe, storage = build.recipe(config, data, steps), build.storage(config)
   if storage.name == MEMORY.name:
     storage = WRITTEN
   num_rows, hot = recipe.tables.num_rows, facts.hot

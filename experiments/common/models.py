@@ -7,6 +7,7 @@ from typing import Any
 from flax import linen as nn
 import ml_collections
 import optax
+import optax.contrib
 
 from experiments.common import own
 from slipstream_jax.errors import choose, UserError
@@ -16,7 +17,12 @@ from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.models.towers import TwoTower
 from slipstream_jax.models.zoo import DCN, DeepFM, DHEN, WideDeep
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from slipstream_jax.transforms.weights import scale_by_data_seen, weight_aware
+from slipstream_jax.transforms.shampoo import shampoo
+from slipstream_jax.transforms.weights import (
+  cosine_cycles,
+  scale_by_data_seen,
+  weight_aware,
+)
 
 _DTYPES = {name: name for name in ('float32', 'bfloat16')}
 
@@ -167,15 +173,32 @@ def chain(
 
 
 def row_optimizer(
-  section: ml_collections.ConfigDict,
+  section: ml_collections.ConfigDict, steps: int
 ) -> optax.GradientTransformation:
-  """Returns the row optimizer of the config's section `optimizer`."""
+  """Returns the optimizer of rows, for a run of `steps` batches."""
+  falls = _fall(section, steps) if section.rows_fall else ()
 
   def make() -> optax.GradientTransformation:
     known = {**vars(optax), **ROW_OPTIMIZERS}
-    return weight_aware(chain(known, section.rows, 'config.optimizer.rows'))
+    given = chain(known, section.rows, 'config.optimizer.rows')
+    if falls:
+      given = optax.chain(given, scale_by_data_seen(_schedule(*falls)))
+    return weight_aware(given)
 
-  return _same(['rows', section.rows], make)
+  return _same(['rows', section.rows, *falls], make)
+
+
+def _fall(
+  section: ml_collections.ConfigDict, steps: int
+) -> tuple[int, float, int]:
+  return steps, section.dense_final, section.cycles
+
+
+def _schedule(steps: int, final: float, cycles: int) -> optax.Schedule:
+  """Returns the factor of the learning rates by batches of the source."""
+  if cycles:
+    return cosine_cycles(1.0, steps, cycles, final)
+  return optax.linear_schedule(1.0, final, steps)
 
 
 def dense_optimizer(
@@ -184,11 +207,12 @@ def dense_optimizer(
   """Returns the optimizer of dense parameters, for a run of `steps` batches."""
 
   def make() -> optax.GradientTransformation:
-    given = chain(vars(optax), section.dense, 'config.optimizer.dense')
-    schedule = optax.linear_schedule(1.0, section.dense_final, steps)
+    known = {**vars(optax), 'muon': optax.contrib.muon, 'shampoo': shampoo}
+    given = chain(known, section.dense, 'config.optimizer.dense')
+    schedule = _schedule(*_fall(section, steps))
     return weight_aware(optax.chain(given, scale_by_data_seen(schedule)))
 
-  return _same(['dense', section.dense, section.dense_final, steps], make)
+  return _same(['dense', section.dense, *_fall(section, steps)], make)
 
 
 _CHAINS: dict[str, optax.GradientTransformation] = {}

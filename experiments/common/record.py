@@ -87,6 +87,7 @@ def config_of(workdir: pathlib.Path) -> ml_collections.ConfigDict:
 def _complete(config: ml_collections.ConfigDict) -> None:
   today = ml_collections.ConfigDict()
   common.training(today)
+  common.optimizers(today, rows=(), dense=(), dense_final=1.0)
   with config.unlocked():
     for name, value in today.items():
       own = config.get(name)

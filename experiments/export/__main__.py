@@ -1,6 +1,7 @@
 """Exports a run's checkpoint, for `slip_serve` to score with.
 
     python -m experiments.export RUN [--output=FOLDER] [--step=120]
+    python -m experiments.export RUN --ensemble=logits
     python -m slip_serve FOLDER --memory=ssd --cache=0.1
 
 RUN is the folder of a run, finished or not. The run's config is used; if one
@@ -9,6 +10,7 @@ checkpoint is the newest, or that of --step. A damaged one is refused.
 FOLDER gets the forward pass of each batch size as a program that needs only
 JAX, the rows of all tables in files that can be mapped or read row by row, and
 the vocabulary. With rows in float32, scores have the trainer's bits.
+With --ensemble, one export scores all members (docs/how-to/ensembles.md).
 """
 
 import pathlib
@@ -36,6 +38,12 @@ _DATA = flags.DEFINE_string(
 _STEP = flags.DEFINE_integer(
   'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
 )
+_ENSEMBLE = flags.DEFINE_string(
+  'ensemble', None, "Mean that members predict: of 'logits' or 'probabilities'."
+)
+_MEMBERS = flags.DEFINE_multi_integer(
+  'member', None, 'Step of a member, once for each; all kept ones by default.'
+)
 
 
 def main(config: ml_collections.ConfigDict | None, run: pathlib.Path) -> None:
@@ -46,7 +54,12 @@ def main(config: ml_collections.ConfigDict | None, run: pathlib.Path) -> None:
       room. Nothing of the output is then left.
   """
   from experiments.common import loading, report
-  from slipstream_jax.export.folder import check_arguments, write_export
+  from slipstream_jax.errors import choose, UserError
+  from slipstream_jax.export.folder import (
+    check_arguments,
+    ENSEMBLES,
+    write_export,
+  )
   from slipstream_jax.export.source import facts_of_dataset
 
   sizes = [int(x) if x.isdecimal() else x for x in _BATCH_SIZES.value]
@@ -55,11 +68,27 @@ def main(config: ml_collections.ConfigDict | None, run: pathlib.Path) -> None:
   check_arguments(output, *how)
   screen = report.console()
   tell = report.teller(screen)
-  loaded = loading.load(run, _DATA.value, config, _STEP.value, tell)
-  facts = facts_of_dataset(loaded.data)
-  layout = write_export(loaded.trainer, output, facts, *how)
+  single, members = _STEP.value is not None, bool(_MEMBERS.value)
+  if single if _ENSEMBLE.value else members:
+    raise UserError(
+      'an ensemble has members, and a single model has a step',
+      got='--step' if single else '--member without --ensemble',
+      where='command line',
+      hint='give --ensemble with --member, or --step alone',
+    )
+  if _ENSEMBLE.value is None:
+    loaded = [loading.load(run, _DATA.value, config, _STEP.value, tell)]
+  else:
+    choose(ENSEMBLES, _ENSEMBLE.value, 'command line, --ensemble')
+    steps = _MEMBERS.value and sorted({*_MEMBERS.value})
+    loaded = [*loading.members(run, _DATA.value, config, steps)]
+  *others, newest = (one.trainer for one in loaded)
+  ensemble = others, _ENSEMBLE.value or 'logits'
+  facts = facts_of_dataset(loaded[-1].data)
+  layout = write_export(newest, output, facts, *how, *ensemble)
   written = {
     'steps trained': layout.step,
+    'members': len(loaded) if others else None,
     'tables': len(layout.tables),
     'rows': sum(group.rows for group in layout.groups),
     'dtype of rows': layout.codec,

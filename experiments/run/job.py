@@ -30,7 +30,9 @@ from experiments.common.record import Recorder
 from experiments.run.guard import Guard
 from experiments.run.summary import (
   auto_in_words,
+  choosing_in_words,
   cost_in_words,
+  Cycles,
   draw_curve,
   figures,
   record_event,
@@ -107,7 +109,7 @@ def _run(
   Checkpoints are in the folder that all processes share.
   """
   data = datasets.dataset(config)
-  steps = build.total_steps(config, data)
+  steps = reads = build.total_steps(config, data)
   recipe = build.recipe(config, data, steps)
   hot = build.hot(config, data, recipe)
   trainer = build.trainer(config, data, recipe, hot)
@@ -133,7 +135,8 @@ def _run(
       workdirs.begin(where, config)
       with contextlib.closing(Recorder(where, first)) as recorder:
         parts = config, data, trainer, batches, checkpoints, recorder, screen
-        run = Run(*parts, where, totals_before(recorder), command)
+        before, cycles = totals_before(recorder), Cycles(config, trainer, reads)
+        run = Run(*parts, where, before, command, cycles)
         summary = _train_and_evaluate(run, first, steps)
       batches.close()
       _finish(run, summary)
@@ -195,7 +198,9 @@ def _print_figures(run: Run, summary: dict[str, Any]) -> None:
   elif not run.config.train.keep_checkpoint:
     longer = 'start anew, because config.train.keep_checkpoint is False'
   tell = report.teller(run.screen)
-  if (words := cost_in_words(summary)) is not None:
+  if (words := choosing_in_words(summary)) is not None:
+    tell(f'does it pay to choose examples? {words}')
+  elif (words := cost_in_words(summary)) is not None:
     tell(words)
   if (words := auto_in_words(run.recorder.lines, summary)) is not None:
     tell(words)
@@ -215,13 +220,15 @@ def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
     last = meter.step or first
     metrics = _evaluate(run, last)
   except KeyboardInterrupt:  # raised by `interrupts.check` alone
-    saved = _save(run, meter, meter.step or first, soon=True)
+    saved = _save(
+      run, meter, meter.step or first, run.cycles.ended(), soon=True
+    )
     continued = f'this continues: {run.command}'
     if run.config.checkpoint.codec != RAW:
       continued = 'no run can resume from its rows (config.checkpoint.codec)'
     raise KeyboardInterrupt(f'step {saved} is saved, and {continued}') from None
   if run.config.train.keep_checkpoint:
-    _save(run, meter, last)
+    _save(run, meter, last, kept=run.config.optimizer.cycles > 0)
   return summarize(run, metrics, _record_totals(run, meter, last))
 
 
@@ -252,7 +259,10 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
       end = min([steps, *guard.ends(step), *ends])
       meter.start()
       records = train(
-        run.trainer, run.batches, end - step, stop=interrupts.asked
+        run.trainer,
+        run.batches,
+        end - step,
+        stop=lambda: interrupts.asked() or run.cycles.ended(),
       )
       if config.profile:
         records = _traced(records, run.where, trace_after, meter.paused)
@@ -269,8 +279,8 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
         write_line()
       meter.stop()
       interrupts.check()
-      more = meter.step == end < steps
-      step = end
+      more = meter.step < steps and (meter.step == end or run.cycles.ended())
+      step = meter.step
       if more:
         _pause(run, meter, guard, step)
 
@@ -283,7 +293,9 @@ def _batches_read(run: Run) -> int:
 def _go_back(run: Run) -> int:
   """Restores the newest checkpoint, and returns its step."""
   parts = run.trainer, run.batches, run.checkpoints, run.screen
-  return _resume(*parts, sys.maxsize)
+  step = _resume(*parts, sys.maxsize)
+  run.cycles.begin()
+  return step
 
 
 def _pause(run: Run, meter: Meter, guard: Guard, step: int) -> None:
@@ -291,8 +303,8 @@ def _pause(run: Run, meter: Meter, guard: Guard, step: int) -> None:
   if _draw_curve(run, step):
     guard.look(step)
   save = run.config.train.checkpoint_steps
-  if save and step % save == 0:
-    _save(run, meter, step, wait=False)
+  if (save and step % save == 0) or run.cycles.ended():
+    _save(run, meter, step, kept=run.cycles.ended(), wait=False)
 
 
 def _draw_curve(run: Run, step: int) -> bool:
@@ -370,7 +382,8 @@ def _warn_of_little_room(
   nbytes = build.checkpoint_bytes(trainer.recipe, trainer.state)
   free = workdirs.free_bytes(pathlib.Path(at))
   # The previous checkpoint is kept until the next one is whole.
-  if free < nbytes * (2 if config.train.checkpoint_steps else 1):
+  most = 2 if config.train.checkpoint_steps else 1
+  if free < nbytes * max(most, config.optimizer.cycles):
     report.warn(
       screen,
       f'a checkpoint takes up to {report.size(nbytes)}, and its disk has'
@@ -385,17 +398,19 @@ def _record_totals(run: Run, meter: Meter, step: int) -> dict[str, Any]:
   return totals_before(run.recorder)
 
 
-def _save(run: Run, meter: Meter, step: int, **how: bool) -> int:
+def _save(run: Run, meter: Meter, step: int, kept: bool, **how: bool) -> int:
   """Saves a checkpoint unless the last one is of this step; returns the step.
 
-  Batches that were left out after that step are left out again after resuming.
+  It is `kept` at the end of a cycle of the learning rates. Batches that were
+  left out after that step are left out again after resuming.
   """
   _record_totals(run, meter, step)  # first: resuming drops later lines
   run.checkpoints.wait()
-  if run.checkpoints.step == step:
+  run.cycles.begin()
+  if run.checkpoints.step == step and not kept:
     return step
   position = run.batches.get_state()
-  return run.checkpoints.save(run.trainer, position, **how)
+  return run.checkpoints.save(run.trainer, position, kept=kept, **how)
 
 
 def _close(checkpoints: Checkpoints, screen: Console) -> None:

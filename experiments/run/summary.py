@@ -1,5 +1,6 @@
 """The parts of a run, and the numbers and the picture that they leave."""
 
+import bisect
 from collections.abc import Sequence
 import pathlib
 import resource
@@ -18,6 +19,35 @@ from slipstream_jax.selection.gain import VERDICTS
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.retrieval import NDCG, RECALL
 from slipstream_jax.training.trainer_parts import TrainerParts
+from slipstream_jax.transforms.weights import cycle_ends
+
+
+class Cycles:
+  """Counts the cycles of the learning rates that end before the run does.
+
+  Each ends in a checkpoint that is kept.
+  """
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, trainer: TrainerParts, steps: int
+  ) -> None:
+    """Counts those of a run of `steps` batches from here on."""
+    self._size, self._trainer = config.data.batch_size, trainer
+    cycles = config.optimizer.cycles
+    self._ends = cycle_ends(steps, cycles)[:-1] if cycles else []
+    self.begin()
+
+  def begin(self) -> None:
+    """Counts from what the trainer has read by now."""
+    self._done = self._now()
+
+  def ended(self) -> bool:
+    """Whether a cycle has ended since `begin`."""
+    return self._now() > self._done
+
+  def _now(self) -> int:
+    seen = self._trainer.engine.counters.examples_seen / self._size
+    return bisect.bisect_right(self._ends, seen)
 
 
 class Run(NamedTuple):
@@ -35,6 +65,7 @@ class Run(NamedTuple):
   """Totals of the run's earlier processes; see `totals`."""
   command: str
   """Shell command that continues the run."""
+  cycles: Cycles
 
 
 _WAITED = 'seconds_waiting_for_checkpoints'
@@ -172,6 +203,41 @@ def _paid(run: Run) -> dict[str, Any]:
     'step_ms_to_pay': None if paid is None else paid.step_ms_to_pay,
     'skipping_saves_time': None if paid is None else paid.pays,
   }
+
+
+APART = 1.1
+"""Ratio of the log losses of scorer and model, in either direction, from which
+scores are not those of a model like the trained one."""
+
+
+def choosing_in_words(summary: dict[str, Any]) -> str | None:
+  """Returns whether it pays to choose examples by scores: yes, no or unknown.
+
+  The reason follows. None if the run did not choose by scores. The scorer's
+  loss is over the whole run, before it learned from each example.
+  """
+  worth, saves = summary['choosing'], summary['skipping_saves_time']
+  if worth is None:
+    return None
+  if worth != VERDICTS[0]:
+    return f'no, {worth}'
+  if saves is False:
+    return f'no, {cost_in_words(summary)}'
+  scorer, model = summary['scorer_log_loss'], summary['log_loss']
+  losses = f'(log loss {scorer:.4f}, and {model:.4f} of the model)'
+  if scorer > APART * model:
+    return (
+      f'unknown, because the scores are far worse than the model {losses}: what'
+      ' they call easy may still teach it'
+    )
+  if model > APART * scorer:
+    return (
+      f'unknown, because the scores are far better than the model {losses}:'
+      ' train it better first'
+    )
+  if saves is None:
+    return 'unknown, because this run was too short to see if it saves time'
+  return 'yes, the scores tell what teaches little, and it saves time'
 
 
 def cost_in_words(summary: dict[str, Any]) -> str | None:
@@ -369,11 +435,12 @@ def draw_curve(
   figure, (left, right) = page.figure(3.8, width=10, ncols=2)
   color = page.color(0)
   left.plot(*_points(lines, 'train', 'loss'), color=color)
-  left.set(title='training loss', xlabel=_TRAINED, ylabel='log loss')
-  key, axis = ('auc', 'AUC')
+  loss, key, axis = 'log loss', 'auc', 'AUC'
   last = report.auc(summary['auc'])
   if RECALL in summary:
-    key, axis, last = RECALL, 'recall at 10', f'{summary[RECALL]:.4f}'
+    loss, key, axis = 'softmax loss over the batch', RECALL, 'recall at 10'
+    last = f'{summary[RECALL]:.4f}'
+  left.set(title='training loss', xlabel=_TRAINED, ylabel=loss)
   curve = _points(lines, 'eval', key)
   right.plot(*curve, color=color, marker='o', markersize=4)
   bayes = summary['bayes_auc']

@@ -6,12 +6,14 @@ r"""Trains all models of a family on one data set, and ranks them.
 
 Without --config the data are the synthetic stream with planted interactions.
 All models have the same widths, data and number of steps. Each is trained with
-each rate, a factor on the config's learning rates. The one with the lowest loss
-in training, over the last fifth of the steps, counts. Nothing is skipped.
+each rate, a factor on the config's learning rates. One half of the held-out
+examples chooses the best, and the other half scores it. Nothing is skipped.
 
 The family `clicks` has DLRM, DCN-v2, DeepFM, Wide & Deep and DHEN. `dhen` has
 DLRM, and DHEN with layers of one interaction each, and of several, all with
-layers above so wide that the FLOPs are equal. `sequences` has TBSM, SASRec and
+layers above so wide that the FLOPs are equal. `optimizers` trains the dense
+parameters of a DLRM with Adam, Adagrad, Muon and Shampoo, with rates that are
+factors on 1e-3. `sequences` has TBSM, SASRec and
 HSTU on the config of a TBSM. `retrieval` has two towers, SASRec and HSTU, which
 rank all items, on the config of two towers.
 
@@ -28,7 +30,9 @@ from experiments.common import cli, usage
 
 flags.DEFINE_string('data', None, 'Raw file or packed folder to train on.')
 flags.DEFINE_string(
-  'family', 'clicks', 'Models to train: clicks, dhen, sequences or retrieval.'
+  'family',
+  'clicks',
+  'Models to train: clicks, dhen, optimizers, sequences or retrieval.',
 )
 flags.DEFINE_integer('seeds', 3, 'Seeds, from config.seed on.', 1)
 flags.DEFINE_list(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 
 from configs import common
 from experiments.common import build, cli, datasets, errors, machine, report
@@ -18,16 +17,16 @@ from experiments.common.results import keep_config, read, write
 from experiments.common.workdir import folder, writable
 from experiments.zoo import page
 from experiments.zoo.page import Cell, Run
-from slipstream_jax.data.source import Dataset
+from slipstream_jax.data.source import BatchSource, Dataset, SourceWrapper
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.adapters import adapt, Inputs
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.retrieval import NDCG, RECALL
+from slipstream_jax.types import Batch
 
 RUNS = 'zoo.csv'
-_LAST = 5  # a fifth of the steps, whose loss chooses the rate
 
 
 class Entry(NamedTuple):
@@ -39,9 +38,13 @@ class Entry(NamedTuple):
   """`config.model.layers` of a DHEN."""
   top: tuple[int, ...] = ()
   """`config.model.top`. Empty: that of the config."""
+  dense: common.Chain = ()
+  """`config.optimizer.dense`. Rates are then factors on its learning rate, and
+  those of rows stay. Empty: that of the config."""
 
 
 _KINDS = ('dot', 'cross', 'attention', 'linear')
+_OPTIMIZERS = ('adam', 'adagrad', 'muon', 'shampoo')
 _CLICKS = {name: Entry(name) for name in ('dlrm', *common.ZOO)}
 FAMILIES: dict[str, dict[str, Entry]] = {
   'clicks': _CLICKS,
@@ -50,6 +53,10 @@ FAMILIES: dict[str, dict[str, Entry]] = {
     **{name: Entry('dhen', ((name,), (name,))) for name in _KINDS},
     'dot + linear': Entry('dhen', (('dot', 'linear'),) * 2),
     'all four': Entry('dhen', (_KINDS,) * 2),
+  },
+  'optimizers': {
+    name: Entry('dlrm', dense=((name, {'learning_rate': 1e-3}),))
+    for name in _OPTIMIZERS
   },
   'sequences': {name: Entry(name) for name in ('tbsm', *common.SEQUENCES)},
   'retrieval': {name: Entry(name) for name in ('two_tower', *common.SEQUENCES)},
@@ -148,6 +155,8 @@ def configured(
   """Returns a copy of a DLRM's config for another model, rate and seed."""
   changed = config.copy_and_resolve_references()
   changed.seed = seed
+  # So that both halves of the held-out examples have some of all times.
+  changed.eval.batch_size = changed.data.batch_size
   with changed.unlocked():
     if entry.name != changed.model.name:
       common.another_model(changed, entry.name)
@@ -155,7 +164,9 @@ def configured(
       changed.model.layers = entry.layers
     if entry.top:
       changed.model.top = entry.top
-  for kind in ('rows', 'dense'):
+  if entry.dense:
+    changed.optimizer.dense = entry.dense
+  for kind in ('dense',) if entry.dense else ('rows', 'dense'):
     changed.optimizer[kind] = tuple(
       (name, _scaled(arguments, cell.rate))
       for name, arguments in changed.optimizer[kind]
@@ -229,27 +240,27 @@ def measure(
   bar: Bar,
   before: int,
 ) -> Run:
-  """Trains and scores one run."""
+  """Trains one run, and scores it on each half of the held-out examples."""
   trainer = build.trainer(config, data, recipe, build.hot(config, data, recipe))
   meter = Meter(trainer.engine.counters)
-  losses = []
   with build.batches(config, trainer, data, steps) as planned:
     meter.start()
     for at in train(trainer, planned, steps):
       meter.add(at)
-      losses.append(at.loss)
       if at.step % config.log_steps == 0:
         bar.show(before + at.step)
     meter.stop()
-  metrics = build.evaluated(config, trainer, data)
+  choosing, metrics = (
+    build.evaluated(config, trainer, _half(data, first)) for first in (0, 1)
+  )
   parameters, flops = cost_of(config, data)
   return Run(
     *cell,
     seed=config.seed,
-    steps=len(losses),
+    steps=meter.step,
     batch_size=config.data.batch_size,
     seconds=meter.seconds,
-    last_loss=float(np.mean(losses[-max(1, len(losses) // _LAST) :])),
+    choosing=_or_nan(choosing.values.get(RECALL, choosing.log_loss)),
     log_loss=metrics.log_loss,
     normalized_entropy=_or_nan(metrics.normalized_entropy),
     auc=_or_nan(metrics.auc),
@@ -258,6 +269,26 @@ def measure(
     parameters=parameters,
     flops=flops,
   )
+
+
+class _EverySecond(SourceWrapper):
+  """Every second batch of a source."""
+
+  def __init__(self, source: BatchSource, first: int) -> None:
+    """Takes over `source`, and leaves out its first batches."""
+    super().__init__(source)
+    self._left_out = first
+
+  def __next__(self) -> Batch:
+    for _ in range(self._left_out):
+      super().__next__()
+    self._left_out = 1
+    return super().__next__()
+
+
+def _half(data: Dataset, first: int) -> Dataset:
+  """Returns the data set with half of the held-out batches: from 0 or 1 on."""
+  return data._replace(test=lambda size: _EverySecond(data.test(size), first))
 
 
 def _or_nan(value: float | None) -> float:

@@ -335,7 +335,8 @@ class Actions(NamedTuple):
   """Saves rows, parameters and position. Writes in the background."""
   go_back: Callable[[str], None]
   """Restores what was saved into the folder."""
-  totals: Callable[[], tuple[Counters, Payoff | None]]
+  totals: Callable[[], tuple[Counters, Payoff | None, float | None]]
+  """Returns fields of a `History`: counters, payoff and what was asked for."""
   refuse_end: Callable[[], NoReturn]
   """Raises the error for a source without a batch."""
 
@@ -387,11 +388,11 @@ class Fit:
         self._draw(files)
       while not self._chunk(files):
         pass
-      counters, payoff = self._actions.totals()
+      counters, payoff, asked = self._actions.totals()
       if self._checkpoints is not None and not self._validations[-1].best:
         self._checkpoints.wait()
         self._actions.go_back(self._folder or '')
-        counters, _ = self._actions.totals()
+        counters, *_ = self._actions.totals()
     history = History(
       np.array(self._losses, np.float32),
       counters,
@@ -399,6 +400,7 @@ class Fit:
       payoff,
       np.array(self._steps, np.int64),
       tuple(self._validations),
+      asked,
     )
     self._callbacks.tell('on_end', history)
     return history

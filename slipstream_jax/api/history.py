@@ -11,6 +11,8 @@ from slipstream_jax.engine.counters import Counters
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.metrics import Metrics
 
+SHORT = 0.02
+"""Share by which what is left out may be below what was asked, unsaid."""
 _SMOOTHED = 200  # points of the curve of the loss
 
 
@@ -43,14 +45,20 @@ class History(NamedTuple):
   """The steps of the losses, counted since the start of training, i64."""
   validations: tuple[Validation, ...] = ()
   """The validations, in order."""
+  asked: float | None = None
+  """Share of all examples that `Skip.drop` asks to leave out. None if there is
+  no such target."""
 
   def __repr__(self) -> str:
     parts = [f'{len(self.losses):,} steps']
     if len(self.losses):
       parts.append(f'loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}')
     left_out, seen = self.counters.examples_dropped, self.counters.examples_seen
-    if left_out:
-      parts.append(f'{left_out:,} of {seen:,} examples left out')
+    if left_out or self.asked:
+      part = f'{left_out:,} of {seen:,} examples left out'
+      if self.asked and left_out < (self.asked - SHORT) * seen:
+        part += f', fewer than the {self.asked:.0%} asked for'
+      parts.append(part)
     if self.validations:
       parts.append(f'{len(self.validations)} validations')
     if self.best is not None:

@@ -315,7 +315,7 @@ class Trainer:
       self.evaluate,
       functools.partial(self._save_moment, source),
       functools.partial(self._go_back, source, skip),
-      self._totals,
+      functools.partial(self._totals, skip),
       self._refuse_end,
     )
     return Fit(plan, held_out, again, actions, calls, bar).run()
@@ -752,11 +752,14 @@ class Trainer:
 
     self._alone('train', go_back)
 
-  def _totals(self) -> tuple[Counters, Payoff | None]:
-    """Returns the counters, and whether leaving examples out saves time."""
+  def _totals(
+    self, skip: Skip | None
+  ) -> tuple[Counters, Payoff | None, float | None]:
+    """Returns the counters, whether skipping saves time, and what it asks."""
     reading = self._reading
     payoff = None if reading is None else reading.planned.clock.payoff()
-    return self.parts.engine.counters, payoff
+    asked = None if skip is None else skip.asked
+    return self.parts.engine.counters, payoff, asked
 
   def _begin(
     self,

@@ -8,6 +8,7 @@ stay valid.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -448,8 +449,8 @@ def unreferenced(chains: Sequence[Chain], names: Iterable[str]) -> list[str]:
 def prune(place: Place, keep: int) -> list[str]:
   """Deletes all but the newest checkpoints, and files of killed writers.
 
-  No writer may be active. `keep` checkpoints remain restorable. Nothing is
-  deleted if none can be restored.
+  No writer may be active. `keep` checkpoints remain restorable, and those that
+  were saved to stay. Nothing is deleted if none can be restored.
 
   Returns:
     The names of the deleted files.
@@ -461,11 +462,28 @@ def prune(place: Place, keep: int) -> list[str]:
   for _, why in skipped:
     if isinstance(why, OSError) and not isinstance(why, FileNotFoundError):
       raise why
+  steps = kept_steps(place)
+  chains += find_chains(place, most=len(steps), deep=False, steps=steps).chains
   place.sweep()
   gone = unreferenced(chains, place.names()) if chains else []
   for name in gone:
     place.delete(name)
   return gone
+
+
+def kept_steps(place: Place) -> list[int]:
+  """Returns the steps of the checkpoints that were saved to stay, ascending.
+
+  Raises:
+    OSError: something cannot be read.
+  """
+  kept = []
+  for step in sorted(steps_in(place)):
+    # One that is damaged cannot be restored.
+    with contextlib.suppress(UserError, FileNotFoundError):
+      if read_manifest(place, step).kept:
+        kept.append(step)
+  return kept
 
 
 def drop_later(place: Place, step: int) -> None:

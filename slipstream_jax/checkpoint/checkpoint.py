@@ -20,7 +20,14 @@ from slipstream_jax.checkpoint.chain import (
   search_for,
   unreferenced,
 )
-from slipstream_jax.checkpoint.manifest import file_name, Manifest, steps_in
+from slipstream_jax.checkpoint.manifest import (
+  file_name,
+  KEPT,
+  Manifest,
+  publish,
+  read_manifest,
+  steps_in,
+)
 from slipstream_jax.checkpoint.places import NO_ROOM, open_place, user_errors
 from slipstream_jax.checkpoint.policies import Saving
 from slipstream_jax.checkpoint.restore import Position, restore
@@ -121,6 +128,7 @@ class Checkpoints:
     *,
     wait: bool = True,
     soon: bool = False,
+    kept: bool = False,
   ) -> int:
     """Saves everything of this moment, once the checkpoint before is written.
 
@@ -134,6 +142,7 @@ class Checkpoints:
         continue at once, and the next `save`, `wait` or `close` raises what
         failed.
       soon: whether to write an increment, whatever the policy.
+      kept: whether the checkpoint stays, whatever `Saving.keep`.
 
     Returns:
       The number of steps taken, which identifies the checkpoint.
@@ -147,6 +156,8 @@ class Checkpoints:
       self.wait()
       started = time.perf_counter()
       state = dense_state(trainer, schedule_state, self._schedule)
+      if kept:
+        state.payload[KEPT] = True
       trainer.engine.share_rows()
       if not trainer.engine.is_first:
         return state.step
@@ -166,12 +177,22 @@ class Checkpoints:
           )
           self._writer.copy_device_rows()
           self.totals = self.totals.plus(time.perf_counter() - started)
+        elif kept:
+          self._keep(state.step)
       finally:
         if self._writer is None:  # else its thread does it
           self.maintenance.end()
       if wait:
         self.wait()
     return state.step
+
+  def _keep(self, step: int) -> None:
+    """Marks a checkpoint that exists as one that stays."""
+    self.maintenance.wait()  # it may be writing the same manifest
+    with user_errors(self._place.url, WRITTEN_WHOLE, NO_ROOM):
+      manifest = read_manifest(self._place, step)
+      payload = manifest.payload | {KEPT: True}
+      publish(self._place, manifest._replace(payload=payload))
 
   def _chain_before(
     self, trainer: TrainerParts, state: DenseState

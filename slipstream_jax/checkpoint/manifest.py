@@ -26,6 +26,8 @@ _MAX_BYTES = 1 << 28
 _NAME = re.compile(r'manifest-(\d{12})\.json')
 KINDS = 'base', 'increment', 'file'
 """Files of all rows, files of changed rows, and files that are no row files."""
+KEPT = 'kept'
+"""Key in the payload of a checkpoint that stays."""
 _OURS = re.compile(rf'({"|".join(KINDS)})-\d{{12}}-')
 _FILE = re.compile(r'\w[\w.-]{0,199}', re.ASCII)
 _ID = re.compile(r'([0-9a-f]{32})?')
@@ -96,6 +98,11 @@ class Manifest(NamedTuple):
       for key, facts in self.rows.items()
       if key == row_key(group, facts.owner)
     ]
+
+  @property
+  def kept(self) -> bool:
+    """Whether it stays, however many newer ones there are."""
+    return bool(self.payload.get(KEPT))
 
 
 def row_key(group: str, owner: int = 0) -> str:

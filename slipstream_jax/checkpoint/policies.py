@@ -4,6 +4,7 @@ The four policies are those of Eisenman et al., Check-N-Run (NSDI 2022).
 """
 
 from collections.abc import Callable, Sequence
+import math
 from typing import NamedTuple
 
 from slipstream_jax.checkpoint.manifest import Manifest
@@ -58,11 +59,14 @@ def worth_consolidating(
   """Whether a chain, base first, should become a base.
 
   That is so once its increments have `ratio` times the bytes of its base, or a
-  restore would read `links` increments.
+  restore would read `links` increments. If an earlier link stays, the first is
+  no reason, because a new base would free nothing.
   """
   if len(chain) < 2:
     return False
   base, *increments = (manifest.bytes for manifest in chain)
+  if any(manifest.kept for manifest in chain[:-1]):
+    ratio = math.inf
   return sum(increments) >= ratio * base or len(increments) >= links
 
 

@@ -56,7 +56,7 @@ def multi_hot(data: Dataset, lengths: Sequence[int]) -> Dataset:
     features=features,
     train=with_bags(data.train),
     test=with_bags(data.test),
-    validation=data.validation and with_bags(data.validation),
+    known=tuple(with_bags(part) for part in data.known),
     profile=data.profile and with_bags(data.profile),
     counts=None,
   )

@@ -299,9 +299,9 @@ class Dataset(NamedTuple):
   """Batch size to the batches to train on."""
   test: Callable[[int], BatchSource]
   """Batch size to one pass over the held-out examples, last batch padded."""
-  validation: Callable[[int], BatchSource] | None = None
-  """Batch size to one pass over a part that is neither trained nor tested on,
-  which rankings leave out. None if there is none."""
+  known: tuple[Callable[[int], BatchSource], ...] = ()
+  """Batch size to one pass over each part that a ranking leaves out: the
+  examples to train on, and a validation part that is not tested on."""
   profile: Callable[[int], BatchSource] | None = None
   """Batch size to batches that tell which rows are popular. They are like those
   to train on, but others: else every row trained would count as popular. None

@@ -73,8 +73,13 @@ def write_export(
   dtype: str = 'float32',
   batch_sizes: Sequence[Any] = BATCH_SIZES,
   platforms: Sequence[str] = ('cpu',),
+  others: Sequence[TrainerParts] = (),
+  ensemble: str = 'logits',
 ) -> Layout:
   """Writes a trainer's model, rows and vocabularies, and returns the layout.
+
+  An ensemble is written as one model, whose rows are those of all members side
+  by side. So the server reads each row once.
 
   Args:
     parts: the trainer. It must take no step meanwhile.
@@ -83,14 +88,17 @@ def write_export(
     dtype: dtype of the rows, a member of `slip_serve.layout.CODECS`.
     batch_sizes: examples that one program scores at once.
     platforms: members of `PLATFORMS` that the programs run on.
+    others: trainers of the same recipe that predict together with this one.
+    ensemble: how they do, a member of `ENSEMBLES`.
 
   Raises:
     UserError: an invalid argument, a model that JAX cannot export, rows out of
       the dtype's range, or no room. Nothing of the export is then left.
   """
   check_arguments(folder, dtype, batch_sizes, platforms)
-  leaves, popular = leaves_of(parts), popular_rows(parts, facts.counts)
-  layout = _layout(parts, facts, leaves, popular)._replace(
+  members, popular = (parts, *others), popular_rows(parts, facts.counts)
+  leaves = [leaf for member in members for leaf in leaves_of(member)]
+  layout = _layout(parts, facts, leaves, popular, len(members))._replace(
     codec=dtype,
     programs=tuple(
       form.Program(size, f'score_{size}.jax')
@@ -101,7 +109,8 @@ def write_export(
     _check_room(partial, layout)
     # The programs come first, because a model may fail to be exported.
     for size, file in layout.programs:
-      (partial / file).write_bytes(serialized(parts, size, platforms))
+      program = serialized(members, size, platforms, ensemble)
+      (partial / file).write_bytes(program)
     (partial / form.DENSE).write_bytes(b''.join(x.tobytes() for x in leaves))
     for number, group in enumerate(layout.groups):
       if group.popular:
@@ -109,8 +118,10 @@ def write_export(
         (partial / group.popular).write_bytes(rows.tobytes())
       with open(partial / group.file, 'wb') as opened:
         for name in parts.recipe.tables.groups[number].tables:
-          for piece in parts.engine.pieces_of(name):
-            opened.write(encoded(dtype, piece, name).data)
+          pieces = (member.engine.pieces_of(name) for member in members)
+          for alike in zip(*pieces, strict=True):
+            rows = np.concatenate(alike, axis=1)
+            opened.write(encoded(dtype, rows, name).data)
         opened.truncate(form.padded(group.rows * layout.record(group)))
     layout = layout._replace(
       vocabulary=tuple(
@@ -128,6 +139,7 @@ def _layout(
   facts: SourceFacts,
   leaves: Sequence[np.ndarray],
   popular: Sequence[np.ndarray],
+  members: int,
 ) -> Layout:
   """Returns the layout without codec, programs, vocabularies and files."""
   tables = parts.recipe.tables
@@ -160,7 +172,7 @@ def _layout(
     groups=tuple(
       form.Group(
         group.num_rows,
-        group.dim,
+        group.dim * members,
         f'rows_{number}.bin',
         group.columns,
         f'popular_{number}.bin' if len(popular[number]) else '',
@@ -231,14 +243,29 @@ def leaves_of(parts: TrainerParts) -> list[np.ndarray]:
   return [np.asarray(leaf) for leaf in jax.tree.leaves(to_host(tree))]
 
 
+def _mean_of_probabilities(logits: jax.Array) -> jax.Array:
+  clicks = jax.nn.logsumexp(jax.nn.log_sigmoid(logits), axis=0)
+  return clicks - jax.nn.logsumexp(jax.nn.log_sigmoid(-logits), axis=0)
+
+
+ENSEMBLES: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'logits': lambda logits: logits.mean(axis=0),
+  'probabilities': _mean_of_probabilities,
+}
+"""What members predict together, by the logits f32[M, ...] of each."""
+
+
 def serialized(
-  parts: TrainerParts, examples: int, platforms: Sequence[str]
+  members: Sequence[TrainerParts],
+  examples: int,
+  platforms: Sequence[str],
+  ensemble: str = 'logits',
 ) -> bytes:
   """Returns the forward pass for B examples as a program that only needs JAX.
 
   Its inputs are:
-  * the list of `leaves_of`,
-  * for each group as many rows as there can be, f32[B * K_g, D],
+  * the lists of `leaves_of` of all M members, end to end,
+  * for each group as many rows as there can be, f32[B * K_g, M * D],
   * for each group the place of each lookup in its rows, i32[B, K_g],
   * the dense features f32[B, I],
   * the weights of the lookups f32[B, K], if they have some.
@@ -249,8 +276,10 @@ def serialized(
   Raises:
     UserError: JAX cannot export the model.
   """
+  parts = members[0]
   recipe, tables = parts.recipe, parts.recipe.tables
   tree = jax.tree.structure((parts.state.params, parts.state.model_state))
+  own, together = len(leaves_of(parts)), ENSEMBLES[ensemble]
 
   def score(
     leaves: list[jax.Array],
@@ -259,16 +288,25 @@ def serialized(
     dense: jax.Array,
     weights: jax.Array | None = None,
   ) -> jax.Array:
-    params, state = jax.tree.unflatten(tree, leaves)
-    whole = forward(
-      recipe, params, state, rows, inverses, dense, weights, portable=True
-    )
-    return whole[0]
+    logits = []
+    for number in range(len(members)):
+      mine = leaves[number * own : (number + 1) * own]
+      params, state = jax.tree.unflatten(tree, mine)
+      parted = [
+        block[:, number * group.dim : (number + 1) * group.dim]
+        for block, group in zip(rows, tables.groups, strict=True)
+      ]
+      inputs = tuple(parted), inverses, dense, weights
+      whole = forward(recipe, params, state, *inputs, portable=True)
+      logits.append(whole[0])
+    return logits[0] if len(logits) == 1 else together(jnp.stack(logits))
 
   shape, number = jax.ShapeDtypeStruct, jnp.float32
-  widths = [(len(group.columns), group.dim) for group in tables.groups]
+  widths = [
+    (len(group.columns), group.dim * len(members)) for group in tables.groups
+  ]
   inputs: list[Any] = [
-    [shape(leaf.shape, leaf.dtype) for leaf in leaves_of(parts)],
+    [shape(x.shape, x.dtype) for one in members for x in leaves_of(one)],
     tuple(shape((examples * width, dim), number) for width, dim in widths),
     tuple(shape((examples, width), jnp.int32) for width, _ in widths),
     shape((examples, parts.shape.dense_features), number),

@@ -63,18 +63,19 @@ def in_memory(
   del pieces  # frees the memory
   choose(split, test_split, 'in_memory, test_split')
   train, test = (examples.take(slice(*split[n])) for n in ('train', test_split))
-  neither = None
-  if test_split == 'test' and 'validation' in split:
-    neither = examples.take(slice(*split['validation']))
   words = fit(raw.counted() if raw.counted else _seen_ids(raw, train))
   tables = _tables(raw, words)
 
-  def of_part(part: Columns) -> Callable[[int], ColumnBatches]:
-    columns = _with_rows(raw, part, words, tables)
+  def one_pass(columns: Columns) -> Callable[[int], ColumnBatches]:
     return functools.partial(
       ColumnBatches, columns, epochs=1, pad_remainder=True
     )
 
+  with_rows = functools.partial(_with_rows, raw, words=words, tables=tables)
+  trained = with_rows(train)
+  known = [trained]
+  if test_split == 'test' and 'validation' in split:
+    known.append(with_rows(examples.take(slice(*split['validation']))))
   name = [raw.name]
   for of_split, (first, end) in split.items():
     name.append(f'examples {first + 1:,}-{end:,} to {of_split}')
@@ -85,13 +86,9 @@ def in_memory(
     sizes={n: table.vocabulary_size for n, table in tables.tables.items()},
     features=raw.features,
     dense_features=raw.dense_features,
-    train=functools.partial(
-      ColumnBatches,
-      _with_rows(raw, train, words, tables),
-      shuffle_seed=shuffle_seed,
-    ),
-    test=of_part(test),
-    validation=None if neither is None else of_part(neither),
+    train=functools.partial(ColumnBatches, trained, shuffle_seed=shuffle_seed),
+    test=one_pass(with_rows(test)),
+    known=tuple(map(one_pass, known)),
     train_examples=len(train.labels),
     base_rate=float(train.labels.mean(dtype=np.float64)),
     vocabulary=lambda: words,

@@ -234,16 +234,6 @@ class SequenceModel(nn.Module):
     top = MLP(sizes, activate_last=False, name='top')
     return top(jnp.concatenate(joined, axis=1))[:, 0]
 
-  def vectors(
-    self,
-    dense: DenseFeatures,
-    embeddings: Embeddings,
-    side: str,
-    real: RealLookups | None = None,
-  ) -> Float[jax.Array, 'B D']:
-    """Computes the vectors of 'users' or 'items', f32[B, D]."""
-    return self(dense, embeddings, real=real, side=side)
-
   def states(self, history: Steps, there: There, times: Times | None) -> Steps:
     """Computes the state of each step of the history, f32[B, H, D]."""
     del there, times

@@ -13,6 +13,7 @@ s_ij. The sum then estimates the one over all items.
 """
 
 from collections.abc import Sequence
+import inspect
 from typing import Any
 
 from flax import linen as nn
@@ -21,14 +22,18 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from slipstream_jax.errors import choose, UserError
-from slipstream_jax.models.adapters import Inputs, ModelState, PureModel
+from slipstream_jax.models.adapters import (
+  adapt,
+  Inputs,
+  ModelState,
+  Params,
+  PureModel,
+)
 from slipstream_jax.models.layers import MLP, split_off
 from slipstream_jax.types import DenseFeatures, Embeddings
 
 Vectors = Float[jax.Array, 'B E']
-SIDES: dict[str, str] = {'users': 'user_vectors', 'items': 'item_vectors'}
-"""Methods of `TwoTower` that compute the vectors of a side."""
-_LOG_Q = 'TwoTower, log_q'
+SIDES = 'users', 'items'
 
 
 class TwoTower(nn.Module):
@@ -68,7 +73,8 @@ class TwoTower(nn.Module):
     *,
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
-  ) -> Float[jax.Array, ' B']:
+    side: str | None = None,
+  ) -> Float[jax.Array, ' B'] | Vectors:
     """Computes scores f32[B], or log odds in training.
 
     Args:
@@ -76,39 +82,22 @@ class TwoTower(nn.Module):
       embeddings: f32[B, D] by feature name.
       train: whether to compute log odds against the batch.
       weights: each example's weight in the loss, f32[B]. None: all 1.
+      side: 'users' or 'items' returns the vectors of that side, f32[B, E] of
+        length 1.
 
     Raises:
       UserError: the examples are sequences, a feature does not exist, or one
         side has none.
     """
-    users = self.user_vectors(dense, embeddings)
-    items = self.item_vectors(dense, embeddings)
+    of_user, log_q = split_off(dense, self.log_q, 1, 'TwoTower, log_q')
+    names = [name for name in embeddings if name not in self.items]
+    users = _of_length_1(self.user(self._joined(embeddings, names, of_user)))
+    items = _of_length_1(self.item(self._joined(embeddings, self.items)))
+    if side is not None:
+      return users if side == 'users' else items
     if not train:
       return (users * items).sum(axis=1) / self.temperature
-    _, log_q = split_off(dense, self.log_q, 1, _LOG_Q)
     return against_batch(users @ items.T / self.temperature, log_q, weights)
-
-  def vectors(
-    self, dense: DenseFeatures, embeddings: Embeddings, side: str, **_: Any
-  ) -> Vectors:
-    """Computes the vectors of 'users' or 'items', f32[B, E]."""
-    vectors: Vectors = getattr(self, SIDES[side])(dense, embeddings)
-    return vectors
-
-  def user_vectors(
-    self, dense: DenseFeatures, embeddings: Embeddings
-  ) -> Vectors:
-    """Computes vectors of length 1 of the examples' users, f32[B, E]."""
-    rest, _ = split_off(dense, self.log_q, 1, _LOG_Q)
-    names = [name for name in embeddings if name not in self.items]
-    return _of_length_1(self.user(self._joined(embeddings, names, rest)))
-
-  def item_vectors(
-    self, dense: DenseFeatures, embeddings: Embeddings
-  ) -> Vectors:
-    """Computes vectors of length 1 of the examples' items, f32[B, E]."""
-    del dense
-    return _of_length_1(self.item(self._joined(embeddings, self.items)))
 
   def _joined(
     self,
@@ -178,6 +167,17 @@ def item_features(model: Any, features: Sequence[str]) -> tuple[str, ...]:
   return tuple(getattr(model, 'items', features))
 
 
+def has_sides(model: Any) -> bool:
+  """Whether a model has vectors of users and items.
+
+  Its loss is over the batch, and its call takes `side`, 'users' or 'items',
+  for which it returns their vectors [B, E].
+  """
+  if not (is_over_batch(model) and callable(model)):
+    return False
+  return 'side' in inspect.signature(type(model).__call__).parameters
+
+
 def side_of(model: Any, side: str) -> PureModel:
   """Returns the vectors of one side of a model of users and items, as a model.
 
@@ -185,8 +185,8 @@ def side_of(model: Any, side: str) -> PureModel:
     UserError: the model has no such vectors, or there is no such side.
   """
   where = 'Trainer.vectors'
-  choose(SIDES, side, f'{where}, side')
-  if not is_over_batch(model) or not hasattr(model, 'vectors'):
+  choose(dict.fromkeys(SIDES), side, f'{where}, side')
+  if not has_sides(model):
     raise UserError(
       'only a two-tower model, or a sequence model of next items, has vectors'
       ' of users and items',
@@ -194,16 +194,12 @@ def side_of(model: Any, side: str) -> PureModel:
       where=where,
       hint='train slip.TwoTower, or slip.SASRec(next_item=True, top=())',
     )
+  whole = adapt(model)
 
   def apply(
-    params: Any, state: ModelState, inputs: Inputs
+    params: Params, state: ModelState, inputs: Inputs
   ) -> tuple[Any, ModelState]:
-    given = inputs.dense, inputs.embeddings
-    named = {'side': side, 'real': inputs.keywords['real'], 'method': 'vectors'}
-    return model.apply({'params': params}, *given, **named), state
+    named = {**inputs.keywords, 'side': side}
+    return whole.apply(params, state, inputs._replace(keywords=named))
 
-  def init(key: jax.Array, inputs: Inputs) -> tuple[Any, ModelState]:
-    del key, inputs
-    return {}, {}
-
-  return PureModel(type(model).__name__, init, apply)
+  return whole._replace(apply=apply)

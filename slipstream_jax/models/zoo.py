@@ -25,6 +25,8 @@ from slipstream_jax.models.interactions import (
 from slipstream_jax.models.layers import MLP
 from slipstream_jax.models.normalization import Features
 
+COMBINE = 'concat', 'sum', 'weighted_sum'
+"""Ways in which a layer of `DHEN` combines what its interactions return."""
 _Outputs = list[Float[jax.Array, 'B _ _']]
 """What the interactions of a layer return. Widths may differ."""
 
@@ -94,15 +96,17 @@ def _linear(dense: Float[jax.Array, 'B I']) -> Float[jax.Array, ' B']:
 class DHEN(TokenModel):
   """DHEN (arXiv 2203.11014): layers of several interactions each.
 
-  A layer's interactions see the same tokens. The output of each is projected to
-  its share of the layer's tokens. Then a residual of the layer's input is added
-  and each token is normalized. The paper combines outputs by concatenation, by
-  a sum or by a weighted sum. This is the first.
+  A layer's interactions see the same tokens. Their outputs are projected and
+  combined. Then a residual of the layer's input is added and each token is
+  normalized.
 
   Attributes:
     layers: the interactions of each layer: names of `INTERACTIONS`, or
       functions that make a module, such as its class.
     tokens: tokens that a layer ends in. None: as many as it starts with.
+    combine: how outputs are combined. 'concat': each is projected to its share
+      of the layer's tokens. 'sum' and 'weighted_sum': each is projected to all
+      of them. The weights are parameters, 1 at first.
     projected: whether outputs are projected. If not, those of a layer must have
       one width, that of tokens unless it is the last and has no residual.
     residual: whether the layer's input is added. If the number of tokens
@@ -115,6 +119,7 @@ class DHEN(TokenModel):
     ('dot', 'linear'),
   )
   tokens: int | None = None
+  combine: str = 'concat'
   projected: bool = True
   residual: bool = True
   norm: bool = True
@@ -123,8 +128,8 @@ class DHEN(TokenModel):
     """Returns the last layer's tokens as one vector, f32[B, W].
 
     Raises:
-      UserError: an interaction does not exist, or the outputs of a layer do not
-        fit together.
+      UserError: an interaction or a way to combine does not exist, or the
+        outputs of a layer do not fit together.
     """
     del x
     for number, layer in enumerate(self.layers):
@@ -159,7 +164,7 @@ class DHEN(TokenModel):
         where='DHEN, projected',
         hint='project them, or take interactions that return tokens',
       )
-    vectors = jnp.concatenate(outputs, axis=1)
+    vectors = self._combined(name, outputs)
     if self.residual:
       vectors = vectors + self._residual(name, tokens, vectors.shape[1])
     if self.norm:
@@ -167,17 +172,39 @@ class DHEN(TokenModel):
       vectors = norm(vectors)
     return vectors
 
+  def _combined(self, name: str, outputs: _Outputs) -> Vectors:
+    """Returns the outputs of a layer, of one width, as its vectors."""
+    choose(dict.fromkeys(COMBINE), self.combine, 'DHEN, combine')
+    if self.combine == 'concat':
+      return jnp.concatenate(outputs, axis=1)
+    counts = [output.shape[1] for output in outputs]
+    if len({*counts}) > 1:
+      raise UserError(
+        'interactions whose outputs are not projected must end in equally many'
+        ' vectors to be summed',
+        got=counts,
+        where='DHEN, projected',
+        hint="project them, or set combine to 'concat'",
+      )
+    weights = jnp.ones(len(outputs))
+    if self.combine == 'weighted_sum':
+      weights = self.param(
+        f'{name}_weights', nn.initializers.ones, weights.shape
+      )
+    return sum(w * one for w, one in zip(weights, outputs, strict=True))
+
   def _projected(
     self, name: str, outputs: _Outputs, tokens: Tokens
   ) -> _Outputs:
-    """Returns the outputs as tokens, about equally many from each.
+    """Returns the outputs as tokens: all of a layer's, or about equal shares.
 
     Outputs that are tokens are mixed, as by `Linear`. Others are mapped by a
     matrix over all of their elements.
     """
     examples, count, dim = tokens.shape
     count = count if self.tokens is None else self.tokens
-    if count < len(outputs):
+    shared = self.combine == 'concat'
+    if shared and count < len(outputs):
       raise UserError(
         f'a layer must end in a token for each interaction, {len(outputs)}',
         got=count,
@@ -186,7 +213,8 @@ class DHEN(TokenModel):
       )
     projected = []
     for place, output in enumerate(outputs):
-      share = (count + place) // len(outputs)  # they add up to the count
+      # Shares add up to the count.
+      share = (count + place) // len(outputs) if shared else count
       own, cast = f'{name}_tokens_{place}', output.astype(self.dtype)
       if output.shape[2] == dim:
         projected.append(Linear(share, name=own)(cast))

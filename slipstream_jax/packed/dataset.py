@@ -53,14 +53,14 @@ def packed_dataset(
     )
   form = form_of(packed)
   train, test = _split(packed, 'train'), _split(packed, test_split)
-  neither = None
+  known = [train]
   if test_split == 'test' and 'validation' in packed.manifest['splits']:
-    neither = _split(packed, 'validation')
+    known.append(_split(packed, 'validation'))
   name = packed.manifest.get('name', 'examples')
   settings = packed.manifest.get('settings')
   batches = functools.partial(PackedBatches, packed, shard=shard)
 
-  def held_out(part: tuple[int, int]) -> Callable[[int], PackedBatches]:
+  def one_pass(part: tuple[int, int]) -> Callable[[int], PackedBatches]:
     span = {'first': part[0], 'end': part[1]}
     return functools.partial(batches, **span, epochs=1, pad_remainder=True)
 
@@ -74,8 +74,8 @@ def packed_dataset(
     train=functools.partial(
       batches, first=train[0], end=train[1], shuffle_seed=shuffle_seed
     ),
-    test=held_out(test),
-    validation=None if neither is None else held_out(neither),
+    test=one_pass(test),
+    known=tuple(one_pass(part) for part in known),
     train_examples=(train[1] - train[0]) // shard[1],
     base_rate=packed.manifest.get('base_rate'),
     counts=lambda: np.concatenate(

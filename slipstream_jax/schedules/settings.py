@@ -117,6 +117,12 @@ class Skip(NamedTuple):
     """Whether the drop target is a share of all examples."""
     return choose(OF, self.drop_of, 'Skip.drop_of')
 
+  @property
+  def asked(self) -> float | None:
+    """Share of all examples to leave out. None where that is not asked for."""
+    drops = self.chosen_mode.drops_examples and self.of_all
+    return self.target if drops and not self.finds_drop else None
+
   def stale_target(self, hot: float = 1.0) -> float:
     """Returns the share of hot examples that the threshold should make stale.
 

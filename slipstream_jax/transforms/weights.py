@@ -1,10 +1,20 @@
-"""Transformations for loops that drop examples: their weights, their rates."""
+"""Weights and learning rates, also for loops that drop examples.
 
+Rates may fall and start again. The model at the end of each such cycle is a
+member of an ensemble from one run (Loshchilov and Hutter, SGDR, arXiv
+1608.03983; Huang et al., Snapshot Ensembles, 1704.00109; Saphal et al., SEERL,
+2001.05209).
+"""
+
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from slipstream_jax.errors import check_whole
+from slipstream_jax.transforms.arguments import check_learning_rate
 
 
 def weight_aware(
@@ -84,3 +94,47 @@ def scale_by_data_seen(
     return scaled, state
 
   return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def cycle_ends(steps: int, cycles: int) -> list[int]:
+  """Returns the steps after which each of the cycles ends, ascending.
+
+  Raises:
+    UserError: there is no cycle, or one would have no step.
+  """
+  check_whole(cycles, 1, 'cosine_cycles, cycles', 'give some, such as 5')
+  hint = 'give a step to each cycle'
+  check_whole(steps, cycles, 'cosine_cycles, steps', hint)
+  return [cycle * steps // cycles for cycle in range(1, cycles + 1)]
+
+
+def cosine_cycles(
+  peak: float, steps: int, cycles: int = 1, final: float = 0.0
+) -> optax.Schedule:
+  """Returns learning rates that fall as a cosine, once in each cycle.
+
+  Step t of a cycle of P steps, from 0, has the rate `peak` times
+  (1 + cos(pi t / P)) / 2. After the last cycle the rate stays at its end. One
+  cycle is `optax.cosine_decay_schedule`.
+
+  >>> import slipstream_jax as slip
+  >>> rates = slip.cosine_cycles(0.1, steps=100, cycles=2)
+  >>> print(*(f'{rates(step):.3f}' for step in (0, 25, 49, 50, 75, 100)))
+  0.100 0.050 0.000 0.100 0.050 0.000
+
+  Args:
+    peak: rate at the start of each cycle.
+    steps: of all cycles. Cycles are of equal lengths, up to one step.
+    cycles: number of cycles.
+    final: share of the peak that is left at the end of a cycle.
+
+  Raises:
+    UserError: the peak is no rate, or a cycle would have no step.
+  """
+  check_learning_rate(peak, 'cosine_cycles')
+  ends = [0, *cycle_ends(steps, cycles)]
+  falls = [
+    optax.cosine_decay_schedule(peak, after - before, final)
+    for before, after in itertools.pairwise(ends)
+  ]
+  return optax.join_schedules(falls, ends[1:-1])

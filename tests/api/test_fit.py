@@ -84,6 +84,20 @@ def test_what_cannot_be_passed_twice_says_so_first(source, message):
     trainer.train(given, epochs=1)
 
 
+def test_a_run_says_that_less_was_left_out_than_asked():
+  """Nothing is before the first decision, which is most of a short run."""
+  phases = slip.Phases(warm_up=10, settle=5)
+  with shop.trainer() as trainer:
+    skip = slip.Skip(drop=0.5, phases=phases, policy='random')
+    short = trainer.train(shop.source(), epochs=1, skip=skip)
+    assert short.asked == 0.5
+    counts = short.counters
+    assert 0 < counts.examples_dropped < 0.48 * counts.examples_seen
+    assert 'left out, fewer than the 50% asked for' in repr(short)
+    freezing = skip._replace(mode='rows')
+    assert trainer.train(shop.source(), epochs=1, skip=freezing).asked is None
+
+
 def test_a_validated_run_reads_like_this():
   with shop.trainer() as trainer:
     history = trainer.train(

@@ -14,6 +14,7 @@ from slipstream_jax.checkpoint.chain import (
   copy_as_base,
   drop_later,
   find_chains,
+  kept_steps,
   merged,
   merged_rows,
   next_on,
@@ -181,6 +182,25 @@ def test_the_newest_are_kept_with_what_they_are_on(tmp_path):
     assert manifests == [name_of(step) for step in range(first, 6)]
   # Of a link that is no checkpoint of its own any more only rows are kept.
   assert place.names('file-') == [file_name('file', 5, 'dense')]
+
+
+def test_what_was_saved_to_stay_is_never_dropped(tmp_path):
+  place = open_place(tmp_path)
+  chain, tables = (), []
+  for step in range(9):
+    before, parent = chain, None if step in (0, 6) else step - 1
+    chain = small.save(place, chain, parent, step, [step, 9])
+    if step in (2, 5):
+      kept = chain[-1]._replace(payload={'kept': True})
+      chain = (*before, kept) if parent is not None else (kept,)
+      publish(place, kept)
+    tables.append(small.restored(place, chain))
+    prune(place, keep=1)
+  assert kept_steps(place) == [2, 5]
+  for step in (2, 5, 8):
+    (found,) = find_chains(place, steps=[step]).chains
+    assert small.restored(place, found) == tables[step]
+  assert not find_chains(place, steps=[4]).chains  # a link alone
 
 
 @pytest.mark.parametrize('codec', ['int8', 'int2'])

@@ -115,3 +115,12 @@ def test_a_chain_is_never_longer_than_its_links():
   for count in range(1, 10):
     chain = extended(chain, chain[-1].step, 1)
     assert worth_consolidating(chain, links=5) == (count >= 5)
+
+
+def test_a_chain_that_stays_is_no_base_for_its_bytes():
+  chain = extended((), None, 10)
+  kept = chain[0]._replace(payload={'kept': True})
+  assert worth_consolidating(extended(chain, 10, 100))
+  chain = extended((kept,), 10, 100)
+  assert not worth_consolidating(chain)
+  assert worth_consolidating(chain, links=1)

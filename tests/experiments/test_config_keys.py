@@ -37,6 +37,7 @@ BAD = {
   'model.init_scale': float('nan'),
   'optimizer.rows': (('rowwise_adagard', {}),),
   'optimizer.dense': (('adamm', {}),),
+  'optimizer.cycles': -1,
   'hot.bytes': 0,
   'hot.profile_examples': 0,
   'skip.mode': 'example',
@@ -149,6 +150,7 @@ ELSEWHERE = {
 # Widths and rates are for Flax and optax to judge.
 FREE = {
   *('model.top', 'model.attention', 'model.final', 'optimizer.dense_final'),
+  'optimizer.rows_fall',
 }
 
 

@@ -3,15 +3,21 @@
 import json
 import math
 import os
+import re
 
 import numpy as np
 import pytest
 
 from configs import criteo
 from experiments.common import build, datasets
-from experiments.run.summary import auto_in_words, cost_in_words
+from experiments.run.summary import (
+  auto_in_words,
+  choosing_in_words,
+  cost_in_words,
+)
 from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.engine.clock import HostClock, Payoff
+from slipstream_jax.selection import gain
 from tests.support.runs import lines_of, run_job, SHARED, smoke, summary_of
 
 SUMMARY_KEYS = [
@@ -279,6 +285,33 @@ def test_skipping_that_costs_time_is_told_in_one_line(
   summary |= {'step_ms_to_pay': None}
   assert 'cores that the steps need' in cost_in_words(summary)
   assert cost_in_words(summary | {'skipping_saves_time': True}) is None
+
+
+@pytest.mark.parametrize(
+  ('known', 'says'),
+  [
+    ({}, 'yes, '),
+    ({'choosing': None}, None),
+    ({'choosing': gain.VERDICTS[1]}, 'no, nothing to gain.* base rate'),
+    ({'choosing': gain.VERDICTS[2]}, 'no, nothing to gain.* too uncertain'),
+    ({'skipping_saves_time': False}, 'no, leaving out 40% .* more than 3 ms'),
+    ({'skipping_saves_time': None}, 'unknown, .* too short'),
+    ({'log_loss': 0.37}, 'unknown, .* far worse than the model'),
+    ({'scorer_log_loss': 0.4}, 'unknown, .* far better than the model'),
+  ],
+)
+def test_a_run_says_whether_choosing_pays(known, says):
+  summary = {
+    'choosing': gain.VERDICTS[0],
+    'skipping_saves_time': True,
+    'step_ms': 2.0,
+    'step_ms_to_pay': 3.0,
+    'examples_dropped_share': 0.4,
+    'scorer_log_loss': 0.46,
+    'log_loss': 0.45,
+  } | known
+  found = choosing_in_words(summary)
+  assert found is says or re.match(says, found)
 
 
 @pytest.mark.parametrize(

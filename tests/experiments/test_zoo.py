@@ -107,7 +107,7 @@ def test_a_stopped_zoo_continues_and_writes_a_page(
   cells = [(run['model'], float(run['rate'])) for run in runs]
   assert cells == [(name, 3.0) for name in TWO] * 2
   assert [run['seed'] for run in runs] == ['0', '0', '1', '1']
-  assert len({run['last_loss'] for run in runs}) == 4
+  assert len({run[x] for run in runs for x in ('choosing', 'log_loss')}) == 8
   page = (tmp_path / 'zoo.html').read_text()
   assert 'SYNTHETIC DATA' in page
   assert all(name in page for name in TWO)
@@ -134,7 +134,9 @@ def test_models_that_rank_items_are_compared_by_recall(tmp_path, monkeypatch):
   for run in runs:
     assert 0 <= float(run['ndcg']) <= float(run['recall']) <= 1
     assert float(run['flops']) > 0
-  assert 'recall at 10' in (tmp_path / 'run' / 'zoo.html').read_text()
+  written = (tmp_path / 'run' / 'zoo.html').read_text()
+  assert 'recall at 10' in written
+  assert 'NDCG 0.0513' in written  # of RecBole
 
 
 def test_models_of_equal_flops():
@@ -181,14 +183,14 @@ def test_settings_that_cannot_be(settings, said, tmp_path, capsys):
   assert_one_sentence(capsys.readouterr().err, said)
 
 
-def run_of(model, rate, seed, last_loss, log_loss):
+def run_of(model, rate, seed, choosing, log_loss):
   more = {'normalized_entropy': 0.9, 'auc': 0.7, 'parameters': 9, 'flops': 8.0}
   return page.Run(
-    *(model, rate, seed, 10, 4, 2.0, last_loss), log_loss=log_loss, **more
+    *(model, rate, seed, 10, 4, 2.0, choosing), log_loss=log_loss, **more
   )
 
 
-def test_the_rate_is_chosen_by_the_loss_in_training():
+def test_one_half_chooses_the_rate_and_the_other_scores_it():
   runs = [
     *(run_of('a', 1.0, seed, 0.5, 0.50 + seed / 100) for seed in range(3)),
     *(run_of('a', 3.0, seed, 0.6, 0.40) for seed in range(3)),
@@ -199,6 +201,8 @@ def test_the_rate_is_chosen_by_the_loss_in_training():
   assert (first['minus a'], second['minus a'][:7]) == ('-', '-0.0100')
   assert first['ms a step'][:6] == '200.00'
   assert first['examples/s'] == '20'
+  ranking = [run._replace(recall=run.log_loss) for run in runs]
+  assert page.figures(ranking)[0]['rate'] == '3'  # 0.6 is more recall
 
 
 def test_flops_and_parameters_of_a_model_that_is_known():

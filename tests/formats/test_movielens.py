@@ -118,6 +118,10 @@ def test_some_ratings_of_each_user_are_held_out(split, tmp_path):
   )
   counts = [(users[u], items[i]) for u, i in chunk.ids.tolist()]
   np.testing.assert_array_equal(chunk.dense, np.log1p(np.float32(counts)))
+  for test_split, others in ('test', 'validation'), ('validation', None):
+    known = in_memory(raw, test_split=test_split, shuffle_seed=0).known
+    held = sum(batch.weights.sum() for part in known for batch in part(64))
+    assert held == sum(len(found[name]) for name in ('train', others) if name)
 
 
 def test_the_latest_are_held_out_and_rows_ranked_by_all_features(tmp_path):

@@ -289,6 +289,7 @@ def test_parts_must_divide_each_batch():
   ('change', 'words'),
   [
     ({'microbatches': 2}, '2 microbatches'),
+    ({'dense_optimizer': slip.shampoo(1e-3)}, 'Shampoo, whose roots'),
     ({'skips_bad_steps': True}, 'skips bad steps'),
     (
       {'row_optimizer': CLIPPED},

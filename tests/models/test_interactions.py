@@ -1,6 +1,7 @@
 """Every interaction against a float64 oracle, which also checks gradients."""
 
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,13 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.models.interactions import Attention, INTERACTIONS
+from slipstream_jax.models.interactions import (
+  Attention,
+  Cross,
+  Dot,
+  INTERACTIONS,
+  Linear,
+)
 from tests.support.oracles import mlp
 
 SHAPE = EXAMPLES, COUNT, DIM = 5, 4, 6
@@ -116,6 +123,78 @@ def test_values_equal_the_oracle(name):
   expected = ORACLES[name](*doubled((params, tokens)))
   assert found.dtype == np.float32
   assert found.shape == expected.shape
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def keras_layers():
+  """Layers of keras-rs, which is imported late as it takes seconds."""
+  os.environ.setdefault('KERAS_BACKEND', 'jax')
+  import keras_rs
+
+  return keras_rs.layers
+
+
+def keras_dot(params, tokens):
+  found = keras_layers().DotInteraction()([*tokens.swapaxes(0, 1)])
+  return np.asarray(found)[..., None]
+
+
+def keras_cross(params, tokens):
+  start = x = tokens.reshape(EXAMPLES, -1)
+  found = [params[f'Dense_{i}'] for i in range(len(params))]
+  while found:
+    low = None if 'bias' in found[0] else found.pop(0)['kernel']
+    rank = None if low is None else low.shape[1]
+    layer = keras_layers().FeatureCross(projection_dim=rank)
+    layer(start, x)  # makes its weights
+    last = found.pop(0)
+    kernels = [] if low is None else [low]
+    layer.set_weights([*kernels, last['kernel'], last['bias']])
+    x = layer(start, x)
+  return np.asarray(x).reshape(SHAPE)
+
+
+def torch_attention(params, tokens):
+  torch = pytest.importorskip('torch')
+  layer = torch.nn.MultiheadAttention(DIM, 1, batch_first=True)
+  kernels = [params[name]['kernel'].T for name in ('query', 'key', 'value')]
+  loaded = {
+    'in_proj_weight': np.concatenate(kernels),
+    'in_proj_bias': np.zeros(3 * DIM, np.float32),
+    'out_proj.weight': params['out']['kernel'].T,
+    'out_proj.bias': params['out']['bias'],
+  }
+  layer.load_state_dict({k: torch.tensor(v) for k, v in loaded.items()})
+  x = torch.from_numpy(tokens)
+  return layer(x, x, x, need_weights=False)[0].detach().numpy()
+
+
+def torch_linear(params, tokens):
+  functional = pytest.importorskip('torch.nn.functional')
+  torch = pytest.importorskip('torch')
+  layer = params['Dense_0']
+  weights = torch.tensor(layer['kernel'].T), torch.tensor(layer['bias'])
+  mixed = functional.linear(torch.tensor(tokens.swapaxes(1, 2)), *weights)
+  return mixed.numpy().swapaxes(1, 2)
+
+
+@pytest.mark.parametrize(
+  ('module', 'rival'),
+  [
+    (Dot(), keras_dot),
+    (Cross(2), keras_cross),
+    (Cross(2, rank=5), keras_cross),
+    (Attention(), torch_attention),
+    (Linear(3), torch_linear),
+  ],
+)
+def test_values_equal_those_of_another_library(module, rival):
+  tokens = drawn()
+  params = params_of(module, tokens)
+  found = jax.jit(module.apply)(*jax.device_put(({'params': params}, tokens)))
+  with jax.transfer_guard('allow'), jax.numpy_rank_promotion('allow'):
+    expected = rival(params, tokens)
+  found = jax.device_get(found)
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 

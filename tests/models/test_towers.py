@@ -2,6 +2,7 @@
 
 import functools
 
+import faiss
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,9 +50,9 @@ def over_all(learned, users, items):
   params, of_users, of_items = learned
   variables, none = {'params': params}, jnp.zeros((len(users), 1))
   rows = {'user': of_users[users], 'item': of_items[items]}
-  vectors = MODEL.apply(variables, none, rows, method='user_vectors')
-  each = jnp.zeros((ITEMS, 1)), {'item': of_items}
-  every = MODEL.apply(variables, *each, method='item_vectors')
+  vectors = MODEL.apply(variables, none, rows, side='users')
+  each = {'user': jnp.zeros((ITEMS, DIM)), 'item': of_items}
+  every = MODEL.apply(variables, jnp.zeros((ITEMS, 1)), each, side='items')
   shares = jax.nn.log_softmax(vectors @ every.T / 0.5)
   return -jnp.take_along_axis(shares, items[:, None], axis=1).mean()
 
@@ -179,6 +180,12 @@ def test_top_k_in_parts_is_top_k_at_once():
   np.testing.assert_array_equal(
     top.items[some], np.argsort(-scores, axis=1)[:, :4]
   )
+  index = faiss.IndexFlatIP(3)
+  index.add(items)
+  scores, found = index.search(users, 4)
+  top = retrieval.top_k(users, items, 4)
+  np.testing.assert_array_equal(top.items, found)
+  np.testing.assert_allclose(top.scores, scores, rtol=1e-5)
 
 
 def test_recall_and_ndcg_equal_loops():

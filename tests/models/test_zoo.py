@@ -1,5 +1,7 @@
 """The click models: their logits, their parts and their sizes."""
 
+import functools
+
 from flax import linen as nn
 import jax
 import numpy as np
@@ -128,6 +130,24 @@ def test_layers_project_add_and_normalize(count):
   np.testing.assert_allclose(found, x.reshape(EXAMPLES, -1), atol=2e-5)
 
 
+@pytest.mark.parametrize('combine', ['sum', 'weighted_sum'])
+def test_layers_sum_outputs(combine):
+  layer = functools.partial(Layers, combine=combine, residual=False, norm=False)
+  pair, params = features_of(layer(layers=(('linear', 'fm'),), tokens=2))
+  x = oracles.drawn()
+  params, x = oracles.doubled((params, x))
+  mixed = oracles.linear(params['Linear_0'], x)
+  weights = params.pop('layer_0_weights', np.ones(2))
+  expected = weights[0] * oracles.linear(params['layer_0_tokens_0'], mixed)
+  products = oracles.fm({}, x)
+  expected += weights[1] * oracles.linear(params['layer_0_tokens_1'], products)
+  np.testing.assert_allclose(pair, expected.reshape(EXAMPLES, -1), atol=1e-5)
+  m, d = oracles.COUNT, 2
+  numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
+  assert numbers == (m + 1) * m + (m + 1) * d + 2 * d
+  assert (weights != 1).all() == (combine == 'weighted_sum')
+
+
 @pytest.mark.parametrize('count', [None, 5])
 @pytest.mark.parametrize('depth', [1, 3])
 def test_the_number_of_parameters_has_a_closed_form(depth, count):
@@ -162,6 +182,15 @@ def test_an_interaction_of_ones_own():
     ({'layers': (('dots',),)}, r"got 'dots'"),
     ({'layers': (('dot', 'fm'),), 'tokens': 1}, r'for each interaction, 2'),
     ({'layers': (('dot',),), 'projected': False}, r'end at one width, 6'),
+    ({'layers': (('dot',),), 'combine': 'mean'}, r'weighted_sum'),
+    (
+      {
+        'layers': (('fm', 'linear'),),
+        'projected': False,
+        'combine': 'sum',
+      },
+      r'equally many',
+    ),
   ],
 )
 def test_layers_that_do_not_fit(settings, said):

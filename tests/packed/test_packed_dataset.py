@@ -73,6 +73,9 @@ def test_a_shard_and_another_split(tmp_path, folder):
   assert np.concatenate(labels).sum() == expected.sum()
   assert labels[0].tolist() == [*expected[:20], *expected[40:]]
   assert halves[0].train_examples == 150
+  known = [drain(part(64))[2] for part in packed_dataset(where).known]
+  np.testing.assert_array_equal(known[0], columns.labels[:300])
+  np.testing.assert_array_equal(known[1], expected)
   with pytest.raises(UserError, match="a split 'validation', got train, test"):
     packed_dataset(folder, test_split='validation')
 
