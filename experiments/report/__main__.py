@@ -3,10 +3,10 @@
     python -m experiments.report [FOLDER]
     python -m experiments.report RUN RUN [--output=report.html]
 
-The first lists the runs in a folder, runs/ by default: name, date, steps, AUC,
-log loss, speed, the share of examples dropped, and the bytes that needed no
-moving. The second also writes one page of curves, settings and figures, which
-needs nothing beside itself.
+The first lists the runs in a folder, runs/ by default: name, date, steps, AUC
+and log loss, or recall and NDCG of models that rank items, speed, the share of
+examples dropped, and the bytes that needed no moving. The second also writes
+one page of curves, settings and figures, which needs nothing beside itself.
 """
 
 from absl import flags

@@ -23,12 +23,15 @@ from experiments.common.record import (
 from experiments.common.usage import keys_of
 from experiments.common.workdir import output_file
 from slipstream_jax.errors import UserError
+from slipstream_jax.training.retrieval import NDCG, RECALL
 
 _MOVED = ('mb_loaded_per_step', 'mb_stored_per_step')
 _CURVES = (
-  ('Training loss', 'train', ('loss',), 'log loss'),
+  ('Training loss', 'train', ('loss',), 'loss'),
   ('Held-out AUC', 'eval', ('auc',), 'AUC'),
   ('Held-out log loss', 'eval', ('log_loss',), 'log loss'),
+  ('Held-out recall', 'eval', (RECALL,), 'recall at 10'),
+  ('Held-out NDCG', 'eval', (NDCG,), 'NDCG at 10'),
   ('Speed', 'train', ('examples_per_s',), 'thousand examples per second'),
   ('Loaded and stored', 'train', _MOVED, 'MB per step'),
 )
@@ -130,6 +133,7 @@ def overview(runs: Sequence[Recorded]) -> list[dict[str, str]]:
     return '-' if value is None else form(value)
 
   rows = []
+  ranking = {run.name for run in runs if run.last(RECALL) is not None}
   for run in runs:
     row = {
       'run': run.name,
@@ -137,6 +141,11 @@ def overview(runs: Sequence[Recorded]) -> list[dict[str, str]]:
       'steps': f'{run.last("step") or 0:,}...',
       'AUC': text(run, 'auc', report.auc),
       'log loss': text(run, 'log_loss', '{:.4f}'.format),
+      **{
+        name: text(run, key, '{:.4f}'.format)
+        for name, key in (('recall at 10', RECALL), ('NDCG at 10', NDCG))
+        if ranking
+      },
       'examples/s': text(run, 'examples_per_s', '{:,.0f}'.format),
       'dropped': text(run, 'examples_dropped_share', '{:.1%}'.format),
       'saved': text(run, 'saved_bytes', lambda x: report.size(max(x, 0))),
@@ -145,6 +154,8 @@ def overview(runs: Sequence[Recorded]) -> list[dict[str, str]]:
       row['steps'] = text(run, 'steps', '{:,}'.format)
     if 'auc' in run.summary:  # None is undefined: the test set has one class
       row['AUC'] = report.auc(run.summary['auc'])
+    if run.name in ranking:  # scores that rank items are no log odds
+      row['AUC'] = row['log loss'] = '-'
     if extra := run.last('extra_bytes'):
       row['saved'] = f'costs {report.size(extra)}'
     rows.append(row)
@@ -244,7 +255,8 @@ def _points(
   """Yields million examples trained, and the sum of the keys of a line.
 
   Leaves out training lines that average far fewer steps than others, as the
-  last one may. They would look like spikes.
+  last one may. They would look like spikes. Also leaves out the log loss of
+  scores that rank items, which are no log odds.
   """
   lines = [x for x in run.lines if x['kind'] == kind]
   steps = [0, *(line['step'] for line in lines)]
@@ -252,5 +264,7 @@ def _points(
   usual = statistics.median(taken) if taken else 0
   for line, count in zip(lines, taken, strict=True):
     values = [line.get(key) for key in keys]
+    if 'log_loss' in keys and line.get(RECALL) is not None:
+      continue
     if None not in values and (kind == 'eval' or count > usual / 2):
       yield line['examples_trained'] / 1e6, sum(x or 0.0 for x in values)

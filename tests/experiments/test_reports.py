@@ -68,6 +68,24 @@ def test_runs_are_listed(three):
   assert 'undefined' in costs['AUC']
 
 
+def test_a_run_that_ranks_items_has_recall_in_place_of_log_loss(three):
+  """Its training loss is a softmax over the batch."""
+  ranks = {'recall_at_10': 0.25, 'ndcg_at_10': 0.125}
+  record(three, 'ranks', {'auc': None, **ranks})
+  with (three / 'ranks' / 'metrics.jsonl').open('a') as file:
+    line = {'step': 99, 'kind': 'eval', 'examples_trained': 9, 'log_loss': 7}
+    file.write(json.dumps(line | ranks) + '\n')
+  runs = job.runs_in(three)
+  listed = {row['run']: row for row in job.overview(runs)}
+  names = 'AUC', 'log loss', 'recall at 10', 'NDCG at 10'
+  figures = {run: [row[name] for name in names] for run, row in listed.items()}
+  assert figures['ranks'] == ['-', '-', '0.2500', '0.1250']
+  assert figures['saves'] == ['0.7500', '0.4500', '-', '-']
+  job.write(three / 'page.html', runs)
+  words = {*assert_complete((three / 'page.html').read_text()).words}
+  assert {'Held-out recall', 'recall at 10', 'loss'} <= words
+
+
 def test_no_column_is_cut_on_a_narrow_screen(three, monkeypatch, capsys):
   record(three, 'a-run-whose-name-is-a-good-deal-too-long', {'auc': 0.6})
   runs = job.runs_in(three)

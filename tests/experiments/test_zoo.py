@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import math
 
 import jax
 import numpy as np
@@ -75,6 +76,9 @@ def test_the_layers_of_dlrm_dcnv2():
   kernels = [s for p, s in sizes.items() if 'top' in p and len(s) == 2]
   wide = [width, 1024, 1024, 512, 256, 1]
   assert kernels == [*itertools.pairwise(wide)]
+  bottom, crossed, top = 171_392, 3 * (2 * width * 512 + width), 5_245_953
+  counted = sum(math.prod(shape) for shape in sizes.values())
+  assert counted == bottom + crossed + top == 16_044_545
 
 
 def zoo(workdir, config=None, rates=('3',), **more):

@@ -12,6 +12,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.interactions import (
   Attention,
   Cross,
+  Deep,
   Dot,
   INTERACTIONS,
   Linear,
@@ -169,6 +170,17 @@ def torch_attention(params, tokens):
   return layer(x, x, x, need_weights=False)[0].detach().numpy()
 
 
+def torch_deep(params, tokens):
+  torch = pytest.importorskip('torch')
+  layers = params['MLP_0']
+  x = torch.tensor(tokens.reshape(EXAMPLES, -1))
+  for i in range(len(layers)):
+    layer = layers[f'Dense_{i}']
+    weights = torch.tensor(layer['kernel'].T), torch.tensor(layer['bias'])
+    x = torch.relu(torch.nn.functional.linear(x, *weights))
+  return x.numpy()[:, None]
+
+
 def torch_linear(params, tokens):
   functional = pytest.importorskip('torch.nn.functional')
   torch = pytest.importorskip('torch')
@@ -186,6 +198,7 @@ def torch_linear(params, tokens):
     (Cross(2, rank=5), keras_cross),
     (Attention(), torch_attention),
     (Linear(3), torch_linear),
+    (Deep((7, 5)), torch_deep),
   ],
 )
 def test_values_equal_those_of_another_library(module, rival):

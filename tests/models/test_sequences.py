@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.models.sequences import HSTU, SASRec
+from slipstream_jax.models.sequences import HSTU, SASRec, SASRecBlock
 from tests.models.test_interactions import dense, doubled, params_of
 
 EXAMPLES, STEPS, DIM, HEADS = 4, 7, 6, 2
@@ -138,6 +138,37 @@ def test_states_equal_a_loop_over_positions(name):
     np.testing.assert_allclose(
       found[example][at], expected[at], rtol=1e-4, atol=1e-4
     )
+
+
+def test_attention_of_sasrec_is_that_of_torch():
+  """Without padding at the start, where torch divides by 0."""
+  torch = pytest.importorskip('torch')
+  x, _, _ = drawn()
+  there = np.arange(STEPS) < np.array([[STEPS], [1], [4], [5]])
+  model = SASRecBlock(HEADS)
+  params = params_of(model, x, there)
+  apply = jax.jit(lambda params, *x: model.apply({'params': params}, *x))
+  found = jax.device_get(apply(*jax.device_put((params, x, there))))
+  layer = torch.nn.MultiheadAttention(DIM, HEADS, batch_first=True)
+  parts = [params[name] for name in ('query', 'key', 'value')]
+  loaded = {
+    'in_proj_weight': np.concatenate([part['kernel'].T for part in parts]),
+    'in_proj_bias': np.concatenate([part['bias'] for part in parts]),
+    'out_proj.weight': np.eye(DIM, dtype=np.float32),
+    'out_proj.bias': np.zeros(DIM, np.float32),
+  }
+  layer.load_state_dict({k: torch.tensor(v) for k, v in loaded.items()})
+  normed = norm(params['norm'], x).astype(np.float32)
+  mixed, _ = layer(
+    *map(torch.tensor, (normed, x, x)),
+    key_padding_mask=torch.tensor(~there),
+    attn_mask=torch.tensor(~np.tril(np.ones((STEPS, STEPS), bool))),
+    need_weights=False,
+  )
+  y = x + mixed.detach().numpy()
+  hidden = np.maximum(dense(params['first'], norm(params['norm_2'], y)), 0)
+  expected = y + dense(params['second'], hidden)
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @EVERY

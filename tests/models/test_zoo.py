@@ -105,11 +105,8 @@ def test_one_bare_module_in_one_layer_is_that_module(name):
   )
 
 
-@pytest.mark.parametrize('count', [None, 6])
-def test_layers_project_add_and_normalize(count):
-  model = Layers(layers=(('dot', 'linear', 'fm'),) * 2, tokens=count)
-  found, params = features_of(model)
-  params, x = oracles.doubled((params, oracles.drawn()))
+def layered(params, x, count):
+  """Two layers of products, mixtures and the sum of products, in float64."""
   for layer in ('layer_0', 'layer_1'):
     start, ends = x.shape[1], count or oracles.COUNT
     shares = [(ends + i) // 3 for i in range(3)]
@@ -127,7 +124,38 @@ def test_layers_project_add_and_normalize(count):
     mean, var = x.mean(2, keepdims=True), x.var(2, keepdims=True)
     norm = params[f'{layer}_norm']
     x = (x - mean) / np.sqrt(var + 1e-6) * norm['scale'] + norm['bias']
-  np.testing.assert_allclose(found, x.reshape(EXAMPLES, -1), atol=2e-5)
+  return x.reshape(EXAMPLES, -1)
+
+
+@pytest.mark.parametrize('count', [None, 6])
+def test_layers_project_add_and_normalize(count):
+  """Values, and gradients by finite differences, for both residuals."""
+  model = Layers(layers=(('dot', 'linear', 'fm'),) * 2, tokens=count)
+  found, params = features_of(model)
+  point = oracles.doubled((params, oracles.drawn()))
+  expected = layered(*point, count)
+  np.testing.assert_allclose(found, expected, atol=2e-5)
+  weights = oracles.drawn(2, expected.shape)
+
+  def loss(params, x, weights):
+    return (model.apply({'params': params}, x) * weights).sum()
+
+  given = jax.device_put((params, oracles.drawn(), weights))
+  slopes = jax.device_get(jax.jit(jax.grad(loss, (0, 1)))(*given))
+  leaves, structure = jax.tree.flatten(point)
+  rng = np.random.default_rng(3)
+  for _ in range(3):
+    along = [rng.normal(size=leaf.shape) for leaf in leaves]
+    ends = (
+      structure.unflatten(
+        [a + step * b for a, b in zip(leaves, along, strict=True)]
+      )
+      for step in (1e-6, -1e-6)
+    )
+    up, down = ((layered(*end, count) * weights).sum() for end in ends)
+    parts = zip(jax.tree.leaves(slopes), along, strict=True)
+    slope = sum((a * b).sum() for a, b in parts)
+    np.testing.assert_allclose(slope, (up - down) / 2e-6, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize('combine', ['sum', 'weighted_sum'])
