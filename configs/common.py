@@ -226,13 +226,15 @@ def hot_rows(config: ConfigDict, bytes: int, profile_examples: int) -> None:
 
 
 def skipping(
-  config: ConfigDict, policy: str, alpha: int | tuple[int, ...] | None = None
+  config: ConfigDict,
+  policy: str | None = None,
+  alpha: int | tuple[int, ...] | None = None,
 ) -> None:
   """Adds section `skip` without its phases; see `phases`.
 
   Args:
     config: the config.
-    policy: one of `POLICIES`.
+    policy: one of `POLICIES`. None: the best that fits the model.
     alpha: stale lookups that make an example stale. None: all of them.
   """
   skip = config.skip = ConfigDict()
@@ -241,11 +243,12 @@ def skipping(
   # Which examples are kept: 'surprise', 'surprise_offset',
   # 'local_case_control', 'infobatch_once', 'negatives', 'importance', 'stale',
   # 'stale_revisit', 'stale_negatives', 'stale_importance', 'random' or
-  # 'random_weighted'.
-  skip.policy = policy
+  # 'random_weighted'. None: 'surprise_offset' for a model of one logit with the
+  # logistic loss, else 'surprise'.
+  skip.policy = placeholder(str) if policy is None else policy
   # Share of the examples of skip.drop_of to drop. The word auto, which is
   # experimental, drops as many as skip.auto_cost allows by estimate. A model
-  # that learns longer than the scorer loses more, up to a hundred times.
+  # that learns again after a plateau loses more.
   skip.drop = FieldReference(0.3, field_type=object)
   skip.auto_cost = 0.001  # share of the log loss that auto may lose
   # Model that predicts clicks for policies that need it: 'pairs', 'linear'.
@@ -372,7 +375,7 @@ def on_large_logs(config: ConfigDict) -> None:
     dense_final=0.0,
   )
   hot_rows(config, bytes=1 << 28, profile_examples=1 << 21)
-  skipping(config, 'surprise')
+  skipping(config)
   phases(config, warm_up=40, window=60, settle=20, period=1000)
   training(config)
 

@@ -44,6 +44,7 @@ Row optimizers
   ROW_OPTIMIZERS: these four by name.
   skip_stale: skips stale rows in a user's own optax chain.
   cosine_cycles: learning rates of several cycles, for ensembles from one run.
+  weight_aware: lets optimizers feel how many examples one stands for.
 Optimizers of models
   shampoo, scale_by_shampoo: distributed Shampoo, for `dense_optimizer`.
 Skipping
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
   from slipstream_jax.transforms.shampoo import shampoo as shampoo
   from slipstream_jax.transforms.skip import skip_stale as skip_stale
   from slipstream_jax.transforms.weights import cosine_cycles as cosine_cycles
+  from slipstream_jax.transforms.weights import weight_aware as weight_aware
   from slipstream_jax.types import Batch as Batch
   from slipstream_jax.vocabulary.counted import Vocabulary as Vocabulary
   from slipstream_jax.vocabulary.growing import (
@@ -192,6 +194,7 @@ _HOMES = {
   'shampoo': 'transforms.shampoo',
   'skip_stale': 'transforms.skip',
   'tiered': 'store.tiered',
+  'weight_aware': 'transforms.weights',
 }
 __all__ = list(_HOMES)
 

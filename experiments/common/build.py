@@ -375,7 +375,7 @@ def skip_settings(
   skip = config.skip
   return Skip(
     mode=skip.mode,
-    policy=choose(POLICIES, skip.policy, 'config.skip.policy'),
+    policy=skip.policy and choose(POLICIES, skip.policy, 'config.skip.policy'),
     drop=skip.drop,
     drop_of=skip.drop_of,
     refit=skip.refit_batches,

@@ -116,6 +116,7 @@ def config_of(
   config = model.config()
   config.seed = seed
   # As published: a share of the hot examples, and one fit per period.
+  config.skip.policy = config.skip.policy or 'surprise'
   config.skip.drop, config.skip.drop_of = drop, 'hot'
   config.skip.refit_batches = 0
   config.data.path = path_of(name, data)

@@ -15,10 +15,11 @@ from experiments.common.record import Recorder
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
-from slipstream_jax.selection.gain import VERDICTS
+from slipstream_jax.selection.gain import APART, VERDICTS
+from slipstream_jax.selection.policies import POLICIES, RANDOM
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.retrieval import NDCG, RECALL
-from slipstream_jax.training.trainer_parts import TrainerParts
+from slipstream_jax.training.trainer_parts import best_policy, TrainerParts
 from slipstream_jax.transforms.weights import cycle_ends
 
 
@@ -169,6 +170,7 @@ def summarize(
 def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
   """Returns what skipping did and what it cost. A plain run has None."""
   skip, skips = run.config.skip, build.skips(run.config)
+  policy = skip.policy or best_policy(run.trainer).name
   decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
   last = decisions[-1] if decisions else {}
   undecided = [x for x in run.recorder.lines if x['kind'] == 'undecided']
@@ -180,7 +182,7 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
   share = counters.examples_dropped / max(counters.examples_seen, 1)
   return {
     'skip_mode': skip.mode,
-    'skip_policy': skip.policy if skips else None,
+    'skip_policy': policy if skips else None,
     'drop': skip.drop if skips else None,
     'drop_of': skip.drop_of if skips else None,
     'examples_dropped_share': share if skips else None,
@@ -205,11 +207,6 @@ def _paid(run: Run) -> dict[str, Any]:
   }
 
 
-APART = 1.1
-"""Ratio of the log losses of scorer and model, in either direction, from which
-scores are not those of a model like the trained one."""
-
-
 def choosing_in_words(summary: dict[str, Any]) -> str | None:
   """Returns whether it pays to choose examples by scores: yes, no or unknown.
 
@@ -219,6 +216,8 @@ def choosing_in_words(summary: dict[str, Any]) -> str | None:
   worth, saves = summary['choosing'], summary['skipping_saves_time']
   if worth is None:
     return None
+  if worth == VERDICTS[3]:
+    return f'unknown, as there were {worth}'
   if worth != VERDICTS[0]:
     return f'no, {worth}'
   if saves is False:
@@ -264,9 +263,9 @@ def auto_in_words(
 ) -> str | None:
   """Returns what drop='auto' promised, and whether the model bears it out.
 
-  The promise assumes that the model gains from examples what a scorer gains. A
-  model whose held-out loss still falls lost about as much with each half of the
-  examples as it gained with the last half, so it lost more.
+  The promise looks back: what a model gains later, after a plateau, is not in
+  it. A model whose held-out loss still falls lost about as much with each half
+  of the examples as it gained with the last half, so it lost more.
 
   Args:
     lines: of the metrics, in order of steps.
@@ -312,12 +311,17 @@ def _fell(lines: Sequence[dict[str, Any]], since: float) -> float | None:
 
 
 def _worth(run: Run) -> dict[str, Any]:
-  """Returns what choosing by scores is worth, by the last line that says it."""
+  """Returns what choosing by scores is worth, by the last line that says it.
+
+  What is lost is the most that any line promised.
+  """
   lines = [line for line in run.recorder.lines if 'verdict' in line]
   last = lines[-1] if lines else {}
-  names = 'scorer_auc', 'scorer_log_loss', 'variance_bound', 'log_loss_lost'
+  lost = [line['log_loss_lost'] for line in lines if 'log_loss_lost' in line]
+  names = 'scorer_auc', 'scorer_log_loss', 'variance_bound'
   return {
     **{name: last.get(name) for name in names},
+    'log_loss_lost': max(lost, default=None),
     'drop_found': last.get('drop'),
     'choosing': VERDICTS[last['verdict']] if last else None,
   }
@@ -440,7 +444,10 @@ def draw_curve(
   if RECALL in summary:
     loss, key, axis = 'softmax loss over the batch', RECALL, 'recall at 10'
     last = f'{summary[RECALL]:.4f}'
-  left.set(title='training loss', xlabel=_TRAINED, ylabel=loss)
+  title = 'training loss'
+  if POLICIES.get(summary['skip_policy'], RANDOM).correction == 'offset':
+    title += ' of the examples kept, which are hard ones'
+  left.set(title=title, xlabel=_TRAINED, ylabel=loss)
   curve = _points(lines, 'eval', key)
   right.plot(*curve, color=color, marker='o', markersize=4)
   bayes = summary['bayes_auc']

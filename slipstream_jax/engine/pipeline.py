@@ -124,7 +124,7 @@ class StepProbe(_StepWaiter):
       )
 
   def put_loss(self, number: int, loss: Any) -> None:
-    """Puts the loss f32[] of the held-out examples, on a device."""
+    """Puts a loss f32[], on a device or the host."""
     with self.here:
       self._losses[number] = loss
       self.here.notify_all()
@@ -134,11 +134,16 @@ class StepProbe(_StepWaiter):
     with self.here:
       self._wait(
         lambda: number in self._losses,
-        f'the loss of held-out examples, number {number}',
-        'no step after which they were scored',
+        f'loss number {number}',
+        'no step that puts it',
       )
       loss = self._losses[number]
     return float(to_host(loss))
+
+  def forget_losses(self, number: int) -> None:
+    """Drops losses below that number."""
+    with self.here:
+      self._losses = {n: x for n, x in self._losses.items() if n >= number}
 
   def resume_losses(self, number: int) -> None:
     """Drops losses above that number, as their batches will be repeated."""

@@ -48,6 +48,8 @@ class Edge(NamedTuple):
   swap them. None leaves that to the placement."""
   scores: int | None = None
   """The held-out examples are scored after this step, under this number."""
+  tells: int | None = None
+  """The probe gets the loss of this step, under this number."""
 
   @property
   def refreezes(self) -> bool:
@@ -146,7 +148,11 @@ class Probe(Protocol):
     ...
 
   def loss(self, number: int) -> float:
-    """Waits for the loss of the held-out examples scored under this number."""
+    """Waits for the loss under this number, of held-out examples or a step."""
+    ...
+
+  def forget_losses(self, number: int) -> None:
+    """Forgets losses below that number, which no position asks for again."""
     ...
 
   def resume_losses(self, number: int) -> None:
@@ -271,6 +277,8 @@ class ScheduleSpec(NamedTuple):
   settle: int | None = None
   """Batches from a window's end to the question what rows did in it. None if
   there are no windows: then no hot rows are watched."""
+  late: int | None = None
+  """Batches from a step to the question for its loss. None: it never asks."""
   regrouping: Regrouping | None = None
   """How it changes the order of examples. None keeps the source's."""
   offsets: bool = False

@@ -7,6 +7,7 @@ import numpy as np
 
 from slipstream_jax.hashing import kernel
 from slipstream_jax.schedules.base import State
+from slipstream_jax.schedules.beside import Beside
 from slipstream_jax.schedules.phases import SETTLE, SKIP
 from slipstream_jax.schedules.rebatch import (
   corrected,
@@ -14,9 +15,10 @@ from slipstream_jax.schedules.rebatch import (
   Index,
   real_examples,
 )
-from slipstream_jax.schedules.scored import BatchScorer, Scored
+from slipstream_jax.schedules.scored import BatchScorer, FIRST, Scored
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
+from slipstream_jax.selection import gain
 from slipstream_jax.selection.base import (
   check_chances,
   check_clicks,
@@ -84,6 +86,7 @@ class Chooser:
 
   Attributes:
     event: report of the last batch, for the metrics, or None if there is none.
+    beside: compares the model with the scorer, where the drop target is found.
   """
 
   def __init__(self, hot: HotRows, settings: Skip) -> None:
@@ -98,6 +101,8 @@ class Chooser:
     self._scoring = BatchScorer(
       scorer_named(settings.scorer), hot, cost, int(settings.refit) or REFRESH
     )
+    late = settings.phases.settle
+    self.beside = Beside(late, FIRST) if settings.finds_drop else None
     self._scores = self._mode.drops_examples and self._policy.scored
     policy = self._policy
     self._by_error = (
@@ -190,10 +195,19 @@ class Chooser:
       phase: the name of its phase.
       number: as for `prepare`.
     """
-    settings, batch = self._settings, prepared.batch
     self.event = None
+    batch, index, scores = self._choose(prepared, phase, number)
+    if self.beside is not None:
+      self.beside.put(batch, index, scores)
+    return batch, index
+
+  def _choose(
+    self, prepared: Prepared, phase: str, number: int
+  ) -> tuple[Batch, Index, Float[np.ndarray, ' B'] | None]:
+    """Returns the scores of the examples, too, or None without any."""
+    settings, batch = self._settings, prepared.batch
     if settings.is_over(number):
-      return batch, None
+      return batch, None, None
     if self._recounts:
       period = settings.phases.period
       self._recount = noted(self._recount, batch.lookups, period)
@@ -202,7 +216,7 @@ class Chooser:
     skipping = (SKIP,) if self._compares_rows else (SKIP, SETTLE)
     skips = self._mode.drops_examples and phase in skipping
     if not (self._scores or skips or phase == SETTLE):
-      return batch, None
+      return batch, None, None
     # Even if nothing is skipped, because the scorer learns from it.
     scores = None
     if self._scores:
@@ -216,7 +230,7 @@ class Chooser:
     if phase == SETTLE:
       self._sample.append((batch.lookups, facts))
     if not skips or self._decision is None:
-      return batch, None
+      return batch, None, scores
     fitted = self._fitted(self._decision)
     if self._compares_rows:
       places = self._hot.places(batch.lookups)
@@ -233,7 +247,7 @@ class Chooser:
     short = self._target.count(facts, dropped)
     if short is not None:
       self.event = {'kind': 'missed', **short}
-    return batch, index
+    return batch, index, scores
 
   def _is_hot(self, batch: Batch, all_of_it: bool) -> Bool[np.ndarray, ' B']:
     """Returns which examples are hot, or only as many as seem to be.
@@ -257,11 +271,15 @@ class Chooser:
 
   def _worth(self, facts: ExampleFacts) -> dict[str, Any]:
     """Reports the quality of scores, and updates a drop target of 'auto'."""
-    if self._settings.finds_drop:
-      drop, lost = self._scoring.may_drop(self._policy, facts)
+    if self.beside is not None:
+      segments, most = self.beside.segments, gain.next_drop(self._target.drop)
+      drop, lost = self._scoring.may_drop(self._policy, facts, segments, most)
       self._target.drop = drop
       worth = self._scoring.report(drop)
-      return worth | {'drop': drop, 'log_loss_lost': lost}
+      worth |= {'drop': drop, 'log_loss_lost': lost}
+      if self.beside.segments:
+        worth['model_apart'], _ = self.beside.segments[-1].mean()
+      return worth
     hot = 1.0 if self._settings.of_all else float(np.mean(facts.hot))
     return self._scoring.report(self._target.drop * hot)
 
@@ -388,6 +406,7 @@ class Chooser:
       'scorer': self._scoring.get_state(),
       'renewed': self._renewed,
       'held': self._target.get_state(),
+      'beside': self.beside and self.beside.get_state(),
       'recount': recount_state(self._recount, self._hot),
     }
 
@@ -400,6 +419,8 @@ class Chooser:
     self._scoring.set_state(state['scorer'])
     self._target.drop = state['drop']
     self._target.set_state(state['held'])
+    if self.beside is not None:
+      self.beside.set_state(state['beside'])
     self._renewed = state['renewed']
     self.event = None
     self._recount = recount_of(state['recount'], self._hot)

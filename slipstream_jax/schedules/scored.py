@@ -1,5 +1,6 @@
 """Runs a scorer, and reports what its scores are worth: `selection/gain.py`."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Float
@@ -19,8 +20,6 @@ from slipstream_jax.selection import gain
 from slipstream_jax.selection.base import ExampleFacts, fit, Policy, select
 from slipstream_jax.types import Batch, HotRows
 
-GROWN = 1.25
-"""Factor by which examples grow from one report to the next."""
 FIRST = 1 << 14
 """Examples before the first report."""
 
@@ -200,7 +199,7 @@ class BatchScorer:
 
   def due(self) -> bool:
     """Whether there are enough new examples for another report."""
-    return self._seen >= max(FIRST, GROWN * self._reported)
+    return self._seen >= max(FIRST, gain.GROWN * self._reported)
 
   def report(self, drop: float) -> dict[str, Any]:
     """Returns the quality of the scores, if this share of all is dropped."""
@@ -217,15 +216,24 @@ class BatchScorer:
     }
 
   def may_drop(
-    self, policy: Policy, facts: ExampleFacts
+    self,
+    policy: Policy,
+    facts: ExampleFacts,
+    segments: Sequence[gain.Segment],
+    most: float,
   ) -> tuple[float, float]:
     """Returns the drop target that the cost allows, and its cost in log loss.
 
-    `facts` are of examples drawn at random.
+    Args:
+      policy: which drops.
+      facts: of examples drawn at random.
+      segments: by how much the model's loss is above the scorer's.
+      most: the largest target.
     """
-    loss, half = gain.log_loss(self._recent), gain.cost_of_half(self._lag)
+    loss = gain.log_loss(self._recent)
     if facts.scores is None or loss is None or self._auto_cost is None:
       return 0.0, 0.0
+    half = gain.cost_of_half(self._lag) + gain.cost_to_model(segments, loss)
     if not np.isfinite(half) or not policy.thinned(facts).any():
       return 0.0, 0.0
     scores = facts.scores
@@ -237,8 +245,8 @@ class BatchScorer:
       chances = select(policy, facts, fitted, never).probability
       return gain.extra_variance(error, chances)
 
-    most = self._auto_cost * loss / max(half, 1e-300)
-    drop = gain.affordable(extra, most)
+    budget = self._auto_cost * loss / max(half, 1e-300)
+    drop = min(gain.affordable(extra, budget), most)
     if gain.verdict(self._recent, 1 - drop):
       return 0.0, 0.0
     return drop, half * extra(drop)

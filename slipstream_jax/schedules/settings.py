@@ -10,7 +10,7 @@ from slipstream_jax.named import in_short, refuse_others
 from slipstream_jax.schedules.phases import check_phases, Phases
 from slipstream_jax.scoring.base import in_words, scorer_named, ScorerFn
 from slipstream_jax.selection.base import Policy
-from slipstream_jax.selection.policies import policy_named
+from slipstream_jax.selection.policies import policy_named, SURPRISE
 from slipstream_jax.selection.staleness import Alpha, check_drop_target
 
 
@@ -44,12 +44,13 @@ class Skip(NamedTuple):
   drop: float | int | Literal['auto'] = 0.3
   """Drop target: share of the examples of `drop_of` to leave out, in [0, 1].
   Where none are left out, the share to make stale. 'auto', which is
-  experimental, drops as many as seem to cost less than `auto_cost`, and none
-  while that is not known. A model that learns longer than the scorer may lose a
-  hundred times as much."""
-  policy: Policy | str = 'surprise'
+  experimental, drops as many as seem to cost less than `auto_cost`, none while
+  that is not known, and at most half. It follows the losses of scorer and
+  model, but cannot foresee what a model learns after a plateau."""
+  policy: Policy | str | None = None
   """Policy of which examples to leave out: of `POLICIES`, or its name. 'random'
-  is the control, 'stale' the published rule."""
+  is the control, 'stale' the published rule. None: 'surprise_offset' where the
+  trainer has the logistic loss of one logit, else 'surprise'."""
   mode: Mode | str = 'examples'
   """Of `MODES`, or its name: 'examples' leaves examples out, 'rows' freezes
   stale rows."""
@@ -107,7 +108,7 @@ class Skip(NamedTuple):
   @property
   def chosen_policy(self) -> Policy:
     """Policy with the uniform part of these settings."""
-    policy = policy_named(self.policy)
+    policy = policy_named(SURPRISE if self.policy is None else self.policy)
     if self.uniform is None:
       return policy
     return policy._replace(uniform=float(self.uniform))
@@ -196,22 +197,13 @@ def check_settings(settings: Skip) -> None:
       got = repr(getattr(settings, name))
       raise UserError(rule, got=got, where=f'Skip.{name}', hint=hint)
 
-  mode, policy = settings.chosen_mode, policy_named(settings.policy)
+  mode = settings.chosen_mode
+  policy = settings._replace(uniform=None).chosen_policy
   choose(OF, settings.drop_of, 'Skip.drop_of')
   if not settings.finds_drop:
     check_drop_target(settings.drop, 'Skip.drop')
-  elif not (
-    mode.drops_examples
-    and settings.of_all
-    and policy.scored
-    and not policy.stale_target(0.5)
-  ):
-    raise UserError(
-      "drop 'auto' leaves out a share of all examples by their scores alone",
-      got=f'policy {policy.name}, mode {mode.name}, drop_of {settings.drop_of}',
-      where='Skip.drop',
-      hint='take a policy such as surprise, or give a share',
-    )
+  else:
+    _check_auto(settings, mode, policy)
   scorer_named(settings.scorer)
   check(
     'auto_cost',
@@ -252,3 +244,16 @@ def check_settings(settings: Skip) -> None:
     'leave it out',
   )
   check_phases(settings.phases, settings.compares_rows)
+
+
+def _check_auto(settings: Skip, mode: Mode, policy: Policy) -> None:
+  """Checks that the drop target can be found while training."""
+  by_scores = policy.scored and not policy.stale_target(0.5)
+  corrects = mode.drops_examples and policy.correction != 'none'
+  if not (by_scores and corrects and settings.of_all):
+    raise UserError(
+      "drop 'auto' leaves out a share of all examples by their scores alone",
+      got=f'policy {policy.name}, mode {mode.name}, drop_of {settings.drop_of}',
+      where='Skip.drop',
+      hint='take a policy such as surprise, or give a share',
+    )

@@ -80,6 +80,13 @@ def slipstream(
       where='Skip.refill',
       hint='set it to True, or take a system that keeps the order',
     )
+  if regrouping is not None and settings.finds_drop:
+    raise UserError(
+      "drop 'auto' follows the model's losses in the order of the source",
+      got=regrouping.name,
+      where='Skip.drop',
+      hint='give a share, or take a system that keeps the order',
+    )
   check_batches(batches, 'slipstream')
 
   def make(
@@ -92,7 +99,8 @@ def slipstream(
     return Slipstream(source, hot, probe, *how)
 
   settle = settings.phases.settle if settings.compares_rows else None
-  return ScheduleSpec(make, True, settle, regrouping, settings.offsets)
+  late = settings.phases.settle if settings.finds_drop else None
+  return ScheduleSpec(make, True, settle, late, regrouping, settings.offsets)
 
 
 class _Read(NamedTuple):
@@ -150,6 +158,7 @@ class Slipstream(Schedule):
     if regrouping is not None:
       self._words += f', {regrouping.name}'
     self._chooser = Chooser(hot, settings)
+    self._beside = self._chooser.beside
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
@@ -204,7 +213,8 @@ class Slipstream(Schedule):
     None where the next batch of the source may wait for a step, or may come in
     an order that does.
     """
-    if self._phases.window or self._regrouping is not None:
+    waits = self._phases.window or self._beside is not None
+    if waits or self._regrouping is not None:
       return None
     return Stages(
       self._read_all(),
@@ -297,7 +307,11 @@ class Slipstream(Schedule):
       self._count_down()
     # Rows reassigned by then have begun, or come with this batch as fresh.
     marks['grown'] = self._after.get('vocabularies', {})
+    waiting = self._queue.waiting
     copy, spent, self._spent = self._queue.cut(), self._spent, Spent()
+    if self._beside is not None:
+      fields['tells'] = self._beside.cut(waiting - self._queue.waiting)
+      self._beside.ask(self._probe.loss)
     marks |= {'state': self.get_state(), 'edge': Edge(**fields)}
     return Emitted(copy, marks, spent)
 
@@ -435,6 +449,11 @@ class Slipstream(Schedule):
     """Makes the state of now, with a position of the source, the whole one."""
     queue = self._queue
     self._emitted = 0
+    if self._beside is not None:
+      # A batch that waits to be trained has a whole state of at most one window
+      # and one replay before.
+      late = 2 * (self._phases.window + self._phases.settle + _REPLAY)
+      self._probe.forget_losses(self._beside.told - late)
     self._base = {
       'settings': self._words,
       'batches': self._batches,
@@ -481,6 +500,8 @@ class Slipstream(Schedule):
     for _ in range(state['emitted']):
       next(self)
     self._source.resumed()
+    if self._beside is not None:
+      self._probe.resume_losses(self._beside.number)
     window = None
     if self._phases.window and self._pending is not None:
       # One less was left as soon as the batch that closes it was delivered.

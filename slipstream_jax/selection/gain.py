@@ -26,19 +26,22 @@ d parameters that count. On a random share k of them it is worse than on all by
 A (1/k - 1), where A is what half of the examples would cost. With probabilities
 pi, 1/k is replaced by E (g^2/pi) / E g^2: equal variance costs equal loss. A is
 measured: a second scorer learns from every fourth example only, and its log
-loss on them is compared with that of the first scorer. So the model is assumed
-to gain from examples what a scorer does. That is too little if the model learns
-what no scorer can, or for longer: by a factor of a hundred where the scorer was
-done after a tenth of the data. As A falls as 1/n, an early measurement is too
-large.
+loss on them is compared with that of the first scorer: the scorer has this A. A
+model may learn for longer, or what no scorer can: its A was a hundred times as
+large where the scorer was done after a tenth of the data. So the losses of its
+steps are laid beside the scorer's on the same examples, and what the model
+gained on the scorer is added (`cost_to_model`). All this looks back: what a
+model gains after a plateau is not foreseen. As A falls as 1/n, an early
+measurement is too large.
 
 Counts are f64[bins, 2]: examples without a click and with one, by the logit of
 their score.
 """
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import math
+from typing import NamedTuple
 
 from jaxtyping import Float
 import numpy as np
@@ -58,14 +61,24 @@ FEWER = 4
 """The second scorer learns from one example in this many."""
 SURE = 2.0
 """Standard errors by which an effect must be seen to be believed."""
-LEAST = 0.9
-"""Share of random dropping's variance above which no policy is worth it."""
-DROPS = tuple(round(0.05 * i, 2) for i in range(19))
-"""Drop targets to choose from: up to 0.9."""
+LEAST = 0.6
+"""Share of random dropping's variance above which no policy is worth it. Where
+the bound was 0.62, on balanced ratings, policies had 0.7 of random dropping's
+loss."""
+GROWN = 1.25
+"""Factor by which examples grow from one report to the next."""
+_DOUBLING = 3  # reports in which examples double
+DROPS = tuple(round(0.05 * i, 2) for i in range(11))
+"""Drop targets to choose from: up to a half."""
+APART = 1.1
+"""Ratio of the log losses of scorer and model, in either direction, from which
+scores are not those of a model like the trained one."""
+_TOLD = 0.01  # share of the base rate's loss that scores must gain to be better
 VERDICTS = (
   'choosing may pay',
   'nothing to gain here: scores are no better than the base rate',
   'nothing to gain here: labels are too uncertain for any choice',
+  'too few examples to see if scores are better than the base rate',
 )
 """Verdicts, by number."""
 
@@ -267,6 +280,61 @@ def cost_of_half(lagging: Float[np.ndarray, '3']) -> float:
   return most / (FEWER - 1)
 
 
+class Segment(NamedTuple):
+  """Steps in a row, and by how much the model's loss is above the scorer's.
+
+  The sums are over batches. Each counts by the sum of its weights, w, and has
+  the difference d of two mean log losses over its examples, computed before
+  either learned from them.
+  """
+
+  before: float = 0.0
+  """Examples before the segment: the sum of all w."""
+  weight: float = 0.0
+  """Sum of w."""
+  apart: float = 0.0
+  """Sum of w d."""
+  squares: float = 0.0
+  """Sum of w d^2."""
+  batches: int = 0
+
+  def mean(self) -> tuple[float, float]:
+    """Returns the mean of d, and its standard error, inf of one batch."""
+    if self.batches < 2 or not self.weight:
+      return 0.0, math.inf
+    mean = self.apart / self.weight
+    variance = max(self.squares / self.weight - mean**2, 0.0)
+    return mean, math.sqrt(variance / (self.batches - 1))
+
+
+def cost_to_model(segments: Sequence[Segment], loss: float) -> float:
+  """Returns how much more half of the examples cost the model than a scorer.
+
+  A model that gains more from examples than the scorer does comes closer to it,
+  or leaves it behind: by as much over the last doubling of the examples as it
+  loses with half of them. And a model that is still worse than the scorer has
+  that much to gain. The larger one of both is returned, two standard errors
+  above what was measured. It is inf while too little is known, and where the
+  model is better by more than `APART`: scores do not know what it knows.
+
+  Weights of an offset (`surprise_offset`) count kept examples, by logits that
+  contain the offset. That makes differences larger by up to 1/4v.
+
+  Args:
+    segments: in order. With each, there are `GROWN` times as many examples.
+    loss: mean log loss of the scorer.
+  """
+  if len(segments) <= _DOUBLING:
+    return math.inf
+  (then, error), (now, error_now) = (
+    segments[at].mean() for at in (-1 - _DOUBLING, -1)
+  )
+  if loss > APART * (loss + now):
+    return math.inf
+  fell = then - now + SURE * math.hypot(error, error_now)
+  return max(fell, now + SURE * error_now, 0.0)
+
+
 def verdict(counts: Counts, kept: float) -> int:
   """Returns a place in `VERDICTS`: whether choosing examples can pay.
 
@@ -276,8 +344,14 @@ def verdict(counts: Counts, kept: float) -> int:
   """
   gained, deviation = advantage(counts)
   if gained <= SURE * deviation:
-    return 1
+    least = _TOLD * (base_log_loss(counts) or 0.0)
+    return 3 if gained + SURE * deviation > least else 1
   return 2 if bound(noise_of(counts), kept) > LEAST else 0
+
+
+def next_drop(drop: float) -> float:
+  """Returns the drop target after this one. More would cost before it shows."""
+  return DROPS[min(bisect.bisect_right(DROPS, drop), len(DROPS) - 1)]
 
 
 def affordable(extra: Callable[[float], float], most: float) -> float:

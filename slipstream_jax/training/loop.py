@@ -241,6 +241,8 @@ def _take_step(
       _compare(trainer, scheduled.edge.closes)
     if scheduled.edge.scores is not None:
       score_held_out(trainer, scheduled.edge.scores)
+    if scheduled.edge.tells is not None:
+      trainer.probe.put_loss(scheduled.edge.tells, loss)
     trained = int(np.count_nonzero(scheduled.batch.weights))
     count = Counters(scheduled.seen, trained, scheduled.dropped)
     engine.count(
@@ -556,6 +558,8 @@ def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
   real = int(np.count_nonzero(scheduled.batch.weights))
   with held():
     batches.advance()
+    if scheduled.edge.tells is not None:
+      trainer.probe.put_loss(scheduled.edge.tells, math.nan)
     trainer.engine.count(
       Counters(
         examples_seen=scheduled.seen, examples_dropped=scheduled.dropped + real

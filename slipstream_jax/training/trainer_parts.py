@@ -45,7 +45,8 @@ from slipstream_jax.placement.fixed import (
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import Regrouping, ScheduleSpec
 from slipstream_jax.schedules.settings import Skip
-from slipstream_jax.selection.policies import BLIND
+from slipstream_jax.selection.base import Policy
+from slipstream_jax.selection.policies import BLIND, SURPRISE, SURPRISE_OFFSET
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.host_table import UntrainedRows
 from slipstream_jax.store.memory import MEMORY
@@ -322,9 +323,17 @@ def slipstream(
     if settings.chosen_mode.freezes_rows:
       refuse('a skip that freezes rows')
     multiple = trainer.over.parts
+  if settings.policy is None and settings.chosen_mode.drops_examples:
+    settings = settings._replace(policy=best_policy(trainer))
   how = settings, batches, regrouping, multiple
   spec = systems.SCHEDULES['slipstream'](*how)
   return scheduled(trainer, source, spec, depth, workers)
+
+
+def best_policy(trainer: TrainerParts) -> Policy:
+  """Returns the policy that costs least on most data, of those that fit."""
+  alone = trainer.shape.heads is None and is_logistic(trainer.recipe.loss)
+  return SURPRISE_OFFSET if alone else SURPRISE
 
 
 def scheduled(
@@ -431,7 +440,11 @@ def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
   # decision before it has planned that window.
   ahead = max(one.look_ahead for one in trainer.engine.placements)
   asks = spec.regrouping.settle if spec.regrouping is not None else None
-  for where, settle in ('Phases.settle', spec.settle), ('fae, settle', asks):
+  for where, settle in (
+    ('Phases.settle', spec.settle),
+    ('Phases.settle', spec.late),
+    ('fae, settle', asks),
+  ):
     if settle is not None and ahead and settle <= ahead:
       raise UserError(
         f'settle must be more than the {ahead} batches held to look ahead',
@@ -439,17 +452,23 @@ def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
         where=where,
         hint='lengthen it, or look less far ahead',
       )
-  if spec.offsets:
-    _check_offsets(trainer.shape.heads, trainer.recipe.loss)
+  if spec.offsets or spec.late is not None:
+    _check_logistic(spec, trainer.shape.heads, trainer.recipe.loss)
 
 
-def _check_offsets(heads: int | None, loss: object) -> None:
-  """Checks that an offset of the logit can correct for dropped examples."""
+def _check_logistic(
+  spec: ScheduleSpec, heads: int | None, loss: object
+) -> None:
+  """Checks that an offset corrects for examples, or that losses compare."""
   rule = "a policy of correction 'offset' adds to the one logit of each example"
   hint = "take a policy whose correction is 'weight', such as surprise"
+  where = 'Skip.policy'
+  if not spec.offsets:
+    rule = "drop 'auto' compares the loss of one logit with that of a scorer"
+    hint, where = 'give a share', 'Skip.drop'
   if heads is not None:
     got = f'a model with {heads} heads'
-    raise UserError(rule, got=got, where='Skip.policy', hint=hint)
+    raise UserError(rule, got=got, where=where, hint=hint)
   if not is_logistic(loss):
     raise UserError(
       f'{rule}, which is right for the logistic loss alone',

@@ -101,7 +101,7 @@ def test_metrics_lines_agree_with_the_summary(finished):
   taken = np.diff([0, *(line['step'] for line in train)])
   stored = sum(taken * [line['rows_stored_per_step'] for line in train])
   assert stored == pytest.approx(summary['rows_stored'])
-  assert train[-1]['loss'] < train[0]['loss']
+  assert evals[-1]['log_loss'] < evals[0]['log_loss']
 
 
 def test_tensorboard_events_can_be_read(finished):
@@ -294,6 +294,7 @@ def test_skipping_that_costs_time_is_told_in_one_line(
     ({'choosing': None}, None),
     ({'choosing': gain.VERDICTS[1]}, 'no, nothing to gain.* base rate'),
     ({'choosing': gain.VERDICTS[2]}, 'no, nothing to gain.* too uncertain'),
+    ({'choosing': gain.VERDICTS[3]}, 'unknown, .* too few examples'),
     ({'skipping_saves_time': False}, 'no, leaving out 40% .* more than 3 ms'),
     ({'skipping_saves_time': None}, 'unknown, .* too short'),
     ({'log_loss': 0.37}, 'unknown, .* far worse than the model'),

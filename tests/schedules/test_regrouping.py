@@ -60,6 +60,9 @@ class Losses:
   def resume(self, window):
     pass
 
+  def forget_losses(self, number):
+    pass
+
   def resume_losses(self, number):
     pass
 

@@ -24,6 +24,7 @@ from tests.support.schedule_draws import assert_resumes
 
 PHASES = Phases(2, 1, 3, 23)
 SURPRISE = policy_named('surprise')
+LEVEL = [gain.Segment(weight=1e4, batches=100)] * 4  # a model like its scorer
 
 
 class Rate:
@@ -150,7 +151,7 @@ def test_auto_drops_nothing_of_balanced_noise():
   rng = np.random.default_rng(0)
   lookups = rng.integers(0, 12, (20_000, 3))
   scoring, facts = learned(np.full(20_000, 0.5), lookups, cost=0.5)
-  assert scoring.may_drop(SURPRISE, facts) == (0, 0)
+  assert scoring.may_drop(SURPRISE, facts, LEVEL, 0.5) == (0, 0)
   assert 'base rate' in gain.VERDICTS[scoring.report(0.3)['verdict']]
 
 
@@ -161,7 +162,7 @@ def test_auto_drops_easy_examples_and_more_as_it_may_cost_more():
   drops = []
   for cost in (1e-6, 1e-3, 1e-2):
     scoring, facts = learned(chances, lookups, cost)
-    drop, lost = scoring.may_drop(SURPRISE, facts)
+    drop, lost = scoring.may_drop(SURPRISE, facts, LEVEL, 0.5)
     report = scoring.report(drop)
     assert lost <= cost * report['scorer_log_loss']
     assert report['verdict'] == 0
@@ -174,7 +175,7 @@ def test_auto_knows_nothing_before_it_has_seen_some():
   rng = np.random.default_rng(0)
   lookups = rng.integers(0, 12, (60, 3))
   scoring, facts = learned(np.full(60, 0.2), lookups, cuts=20)
-  assert scoring.may_drop(SURPRISE, facts) == (0, 0)
+  assert scoring.may_drop(SURPRISE, facts, LEVEL, 0.5) == (0, 0)
 
 
 def test_what_is_known_does_not_depend_on_batches():

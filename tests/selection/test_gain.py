@@ -1,5 +1,6 @@
 """What scores are worth and what dropping costs, against simulations."""
 
+import functools
 import math
 
 from hypothesis import given
@@ -59,7 +60,7 @@ def test_of_nothing_nothing_is_known():
   assert gain.log_loss(none) is None
   assert gain.noise_of(none) == 0.25
   assert gain.advantage(none) == (0.0, math.inf)
-  assert gain.verdict(none, 0.5) == 1
+  assert gain.verdict(none, 0.5) == 3
   scores = np.array([0.0, 1.0, np.nan, 0.5], np.float32)
   only = tally(np.ones(4, np.float32), scores)
   assert only.sum() == 3  # one is not known
@@ -163,6 +164,49 @@ def test_noise_has_nothing_to_gain():
   assert gain.verdict(counted, 0.7) == 2
   chances, labels = spread(50_000, 1.5)
   assert gain.verdict(tally(labels, chances), 0.7) == 0
+
+
+def test_few_examples_are_no_verdict():
+  chances, labels = spread(60, 0.1)
+  assert gain.verdict(tally(labels, chances), 0.7) == 3
+
+
+def segments(means, error, batches=400):
+  """Segments that grow as reports do, with these means of d."""
+  before, out = 0.0, []
+  for mean in means:
+    weight = before * (gain.GROWN - 1) or 1e4
+    squares = weight * (mean**2 + error**2 * (batches - 1))
+    out.append(gain.Segment(before, weight, weight * mean, squares, batches))
+    before += weight
+  return out
+
+
+@given(st.floats(1, 1e4), st.floats(0, 0.1))
+def test_what_half_costs_a_model_that_learns_as_one_over_n(amount, gap):
+  """And its scorer nothing: the difference is its excess, `amount` / n."""
+  means = [
+    gap + amount / (one.before + one.weight / 2)
+    for one in segments([0] * 12, 0)
+  ]
+  known = segments(means, 1e-6)
+  half = amount / (known[-1].before + known[-1].weight)
+  assert gain.cost_to_model(known, 0.4) >= max(half, gap)
+  assert gain.cost_to_model(known, 0.4) == pytest.approx(
+    max(means[-4] - means[-1], means[-1]), abs=1e-5
+  )
+
+
+def test_what_a_model_is_known_to_need():
+  needs = functools.partial(gain.cost_to_model, loss=0.4)
+  assert needs(segments([0.3, 0.1, 0.01], 1e-4)) == math.inf  # no doubling yet
+  level = [0.0, 0.0, 0.0, 0.0]
+  assert needs(segments(level, 1e-4)) == pytest.approx(2.83e-4, rel=0.01)
+  assert needs(segments(level, 1e-2)) == pytest.approx(2.83e-2, rel=0.01)
+  assert needs(segments([-0.03] * 4, 1e-4)) == pytest.approx(2.83e-4, rel=0.01)
+  # It knows what the scorer does not.
+  assert needs(segments([-0.04] * 4, 1e-4)) == math.inf
+  assert needs(segments([0.3, 0.3, 0.3, 0.3], 1e-4)) > 0.3
 
 
 @given(st.floats(0, 3), st.floats(0.2, 3))

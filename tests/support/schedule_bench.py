@@ -120,6 +120,9 @@ class TrainerParts:
       # Rises and falls, and depends on all that was trained.
       loss = float(abs(self.rows).sum() * 1e3 % 7)
       self.losses = self.losses | {edge.scores: loss}
+    if edge.tells is not None:
+      loss = float(abs(self.rows).sum() * 1e3 % 7)
+      self.losses = self.losses | {edge.tells: loss}
 
 
 class Probe:
@@ -141,6 +144,10 @@ class Probe:
         raise Deadlock(f'loss {number} of {sorted(self.trainer.losses)}')
       self.trainer.step(self.planned.popleft())
     return self.trainer.losses[number]
+
+  def forget_losses(self, number):
+    losses = self.trainer.losses.items()
+    self.trainer.losses = {n: x for n, x in losses if n >= number}
 
   def resume(self, window):
     assert window in (None, self.trainer.window)
