@@ -2,13 +2,17 @@
 
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from experiments.common import record
+from slipstream_jax.checkpoint.manifest import steps_in
+from slipstream_jax.checkpoint.places import open_place
 from tests.support.programs import finished, LIMIT_S, started, wait_until
 from tests.support.runs import (
   arrays_of,
@@ -27,9 +31,11 @@ FLAGS = (
 )
 
 
-def launch(folder, *more):
-  """Two processes of a run, as `started`."""
-  command = [sys.executable, '-m', 'experiments.launch', '--processes=2']
+def launch(folder, *more, processes=2):
+  """Processes of a run, as `started`. One is `experiments.run` itself."""
+  command = [sys.executable, '-m', 'experiments.run']
+  if processes > 1:
+    command[-1:] = ['experiments.launch', f'--processes={processes}']
   return started(
     [*command, *FLAGS, f'--workdir={folder}', *more],
     stdout=subprocess.PIPE,
@@ -89,6 +95,45 @@ def test_a_signal_saves_once_and_ends_all(whole, tmp_path):
   assert 'is saved, and this continues' in errors
   assert not (folder / record.SUMMARY).exists()
   with launch(folder, '--config.resume=True') as process:
+    _, errors = process.communicate(timeout=LIMIT_S)
+  assert process.returncode == 0, errors
+  assert_same_run(whole, folder)
+
+
+def newest(folder):
+  """Step of the newest checkpoint, 0 without any."""
+  place = folder / 'checkpoints'
+  return max(steps_in(open_place(place)), default=0) if place.exists() else 0
+
+
+def test_processes_that_are_killed_again_and_again(whole, tmp_path):
+  """Any of four, at any time after another checkpoint is there."""
+  rng, folder, before = random.Random(7), tmp_path / 'run', 0
+  often = '--restarts=3', '--config.train.checkpoint_steps=10'
+  with launch(folder, *often, processes=4) as process:
+    for _ in range(3):
+      wait_until(lambda last=before: newest(folder) > last, process)
+      wait_until(lambda: len(children_of(process)) == 4, process)
+      time.sleep(rng.uniform(0, 0.3))
+      os.kill(rng.choice(children_of(process)), signal.SIGKILL)
+      before = newest(folder)
+    out, errors = process.communicate(timeout=LIMIT_S)
+  assert process.returncode == 0, errors
+  assert ' '.join(out.split()).count('all start again') == 3
+  assert_same_run(whole, folder)
+
+
+def test_a_run_goes_on_with_fewer_processes(whole, tmp_path):
+  folder = tmp_path / 'run'
+  for processes in (4, 2):
+    before = newest(folder)
+    resume = f'--config.resume={bool(before)}'
+    with launch(folder, resume, processes=processes) as process:
+      wait_until(lambda last=before: newest(folder) > last, process)
+      process.send_signal(signal.SIGTERM)
+      _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 143, errors
+  with launch(folder, '--config.resume=True', processes=1) as process:
     _, errors = process.communicate(timeout=LIMIT_S)
   assert process.returncode == 0, errors
   assert_same_run(whole, folder)
