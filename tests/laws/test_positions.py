@@ -27,6 +27,7 @@ from tests.api import shop
 from tests.support import small
 from tests.support.short_runs import (
   BATCH,
+  BATCHES,
   COLUMNS,
   HOT,
   skip,
@@ -109,6 +110,15 @@ def test_batches_that_a_schedule_counts_on_cannot_be_left_out():
         with pytest.raises(UserError, match='see each of its batches trained'):
           list(train(trainer, batches, 1))
       batches.set_state(before)
+
+
+def test_a_schedule_that_follows_losses_does_not_wait_for_one_left_out():
+  trainer, batches = start('lru', 'auto', 2)
+  with batches, watchdog():
+    list(train(trainer, batches, 5))
+    assert loop.leave_out(trainer, batches)
+    taken = len(list(train(trainer, batches, 10_000)))
+  assert 5 + 1 + taken == 2 * BATCHES
 
 
 def test_train_takes_planned_batches_and_whole_numbers():
