@@ -24,6 +24,7 @@ from experiments.common.progress import Bar
 from experiments.common.workdir import folder, writable
 from experiments.compare import page
 from experiments.compare.results import (
+  AUTO,
   Cell,
   CONTROL,
   OURS,
@@ -44,11 +45,13 @@ from slipstream_jax.types import HotRows
 
 SMALL = '_small'
 """Suffix of a policy whose batches are not filled up again."""
-KNOWN = dict.fromkeys([*POLICIES, *(f'{name}{SMALL}' for name in POLICIES)])
+KNOWN = dict.fromkeys(
+  [*POLICIES, *(f'{name}{SMALL}' for name in POLICIES), AUTO]
+)
 """Names that may be asked for."""
 ANCHORS = (
   *('random', 'random_small', 'negatives', 'local_case_control'),
-  *('infobatch_once', 'surprise', 'stale', OURS),
+  *('infobatch_once', 'surprise', 'stale', OURS, AUTO),
 )
 """Policies of the default comparison: control, published ones, and ours."""
 POINTS = 10
@@ -89,7 +92,12 @@ def cells(asked: Sequence[str], targets: Sequence[str]) -> list[Cell]:
   shares = dict.fromkeys(map(_share, targets))
   return [
     Cell(PLAIN, 0.0),
-    *(Cell(name, share) for share in shares for name in names),
+    *(
+      Cell(name, share)
+      for number, share in enumerate(shares)
+      for name in names
+      if name != AUTO or number == 0
+    ),
   ]
 
 
@@ -115,7 +123,10 @@ def configured(
   changed = config.copy_and_resolve_references()
   skip, small = changed.skip, cell.policy.endswith(SMALL)
   skip.mode = 'off' if cell.policy == PLAIN else 'examples'
-  if cell.policy != PLAIN:
+  if cell.policy == AUTO:
+    with skip.ignore_type():
+      skip.drop = 'auto'
+  elif cell.policy != PLAIN:
     skip.policy, skip.drop = cell.policy.removesuffix(SMALL), cell.target
   if small or cell.policy == CONTROL:  # one control, whatever the default is
     skip.refill = not small

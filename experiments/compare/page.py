@@ -22,7 +22,15 @@ from experiments.common.estimates import (
 )
 from experiments.common.usage import keys_of
 from experiments.compare.figures import figures_of, mean_curve
-from experiments.compare.results import Cell, CONTROL, OURS, PLAIN, Point, Run
+from experiments.compare.results import (
+  AUTO,
+  Cell,
+  CONTROL,
+  OURS,
+  PLAIN,
+  Point,
+  Run,
+)
 
 HTML, PICTURE = 'compare.html', 'compare.png'
 _QUALITY = ('dropped', 'AUC', 'AUC lost', 'log loss added', 'calibration')
@@ -149,7 +157,7 @@ def overview(
   return [
     {
       'policy': row['policy'],
-      'asked': f'{row["target"]:.0%}',
+      'asked': AUTO if row['policy'] == AUTO else f'{row["target"]:.0%}',
       'dropped': middle(row['dropped'], percent),
       'AUC': middle(row['AUC'], quality),
       'AUC lost': half(row.get('AUC lost')),

@@ -17,6 +17,8 @@ from slipstream_jax.data.interrupts import held
 
 RUNS, CURVE = 'compare.csv', 'curve.csv'
 PLAIN, CONTROL, OURS = 'plain', 'random', 'surprise_offset'
+AUTO = 'auto'
+"""The config's own policy, with config.skip.drop=auto in place of a target."""
 _UNKNOWN = {
   **dict.fromkeys(('auc', 'log_loss'), math.nan),
   **dict.fromkeys(('examples_hot', 'calibration')),
@@ -28,9 +30,10 @@ class Cell(NamedTuple):
   """A policy at a target, which is trained once for every seed."""
 
   policy: str
-  """`PLAIN` or a policy's name, which may end with `_small`."""
+  """`PLAIN`, `AUTO` or a policy's name, which may end with `_small`."""
   target: float
-  """Share of the examples to drop, `config.skip.drop`. 0 for the plain run."""
+  """Share of the examples to drop, `config.skip.drop`. 0 for the plain run. Of
+  `AUTO`, the first one that others have."""
 
 
 class Run(NamedTuple):

@@ -18,7 +18,7 @@ def test_plain_and_random_come_first_and_once():
   cells = job.cells([], ['0.2', '0.5', '0.20'])
   assert cells[:2] == [Cell('plain', 0.0), Cell('random', 0.2)]
   assert [c.policy for c in cells if c.target == 0.2] == [*job.ANCHORS]
-  assert len(cells) == 1 + 2 * len(job.ANCHORS)
+  assert len(cells) == 1 + 2 * len(job.ANCHORS) - 1  # auto has no target
   names = [cell.policy for cell in job.cells(['stale'], ['0.5'])]
   assert names == ['plain', 'random', 'stale']
 
@@ -46,6 +46,14 @@ def test_a_config_says_what_is_run(name):
   if name in ('random', 'random_small'):
     assert changed.refill == (name == 'random')
   assert job.configured(config, Cell('plain', 0.0)).skip.mode == 'off'
+
+
+def test_auto_has_the_policy_of_the_config():
+  for policy in (None, 'local_case_control'):
+    config = smoke(**{'skip.policy': policy})
+    changed = job.configured(config, Cell('auto', 0.25)).skip
+    assert (changed.mode, changed.drop) == ('examples', 'auto')
+    assert changed.policy == policy
 
 
 @pytest.mark.parametrize('longer', [1.0, 1.5])
