@@ -151,6 +151,11 @@ class Probe(Protocol):
     """Waits for the loss under this number, of held-out examples or a step."""
     ...
 
+  @property
+  def losses(self) -> dict[int, float]:
+    """All losses that are there, by number."""
+    ...
+
   def forget_losses(self, number: int) -> None:
     """Forgets losses below that number, which no position asks for again."""
     ...

@@ -22,6 +22,9 @@ class Beside:
 
   Attributes:
     segments: that are complete.
+    number: of the last step.
+    told: number of the last step whose loss was asked for.
+    heard: losses asked for since the last whole state.
   """
 
   def __init__(self, late: int, first: int) -> None:
@@ -34,11 +37,13 @@ class Beside:
     self._late, self._first = late, first
     self.segments: tuple[Segment, ...] = ()
     self._segment = Segment()
+    self.heard: list[float] = []
     # Weight and weighted loss of examples that wait to be trained, and per
-    # step, once cut, their sums. Number of the last step, and of the last told.
+    # step, once cut, their sums.
     self._waiting: Float[np.ndarray, '_n 2'] = np.zeros((0, 2))
     self._cut: list[list[float]] = []
     self.number = self.told = 0
+    self._known: dict[int, float] = {}
 
   def put(
     self, batch: Batch, index: Index, scores: Float[np.ndarray, ' B'] | None
@@ -78,7 +83,10 @@ class Beside:
     while self.number - self.told > self._late:
       self.told += 1
       weight, losses = self._cut.pop(0)
-      of_model = loss(self.told)
+      of_model = self._known.pop(self.told, None)
+      if of_model is None:
+        of_model = loss(self.told)
+      self.heard.append(of_model)
       apart = of_model - losses / weight if weight else np.nan
       if np.isfinite(apart):
         self._add(weight, apart)
@@ -97,7 +105,8 @@ class Beside:
       self._segment = Segment(now.before + now.weight)
 
   def get_state(self) -> State:
-    """Returns what is known and what waits."""
+    """Returns what is known and what waits: a whole state."""
+    self.heard = []
     return {
       'waiting': self._waiting,
       'cut': [list(one) for one in self._cut],
@@ -112,4 +121,20 @@ class Beside:
     self._cut = [list(one) for one in state['cut']]
     self.number, self.told = state['number'], state['told']
     *ended, self._segment = (Segment(*one) for one in state['segments'])
-    self.segments = tuple(ended)
+    self.segments, self.heard = tuple(ended), []
+
+  def resume(
+    self, steps: int, heard: Float[np.ndarray, ' n'], losses: dict[int, float]
+  ) -> None:
+    """Knows the losses of the steps that follow a whole state.
+
+    Those that nobody knows any more are NaN, as the steps are in the past.
+
+    Args:
+      steps: taken since then.
+      heard: the first of their losses.
+      losses: by number, of the others.
+    """
+    self._known = dict(enumerate(heard.tolist(), self.told + 1))
+    for number in range(self.told + 1 + len(heard), self.number + steps + 1):
+      self._known[number] = losses.get(number, np.nan)

@@ -419,7 +419,8 @@ class Chooser:
     self._scoring.set_state(state['scorer'])
     self._target.drop = state['drop']
     self._target.set_state(state['held'])
-    if self.beside is not None:
+    # Versions before this one did not follow the model.
+    if self.beside is not None and state.get('beside') is not None:
       self.beside.set_state(state['beside'])
     self._renewed = state['renewed']
     self.event = None

@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import (
@@ -312,6 +314,9 @@ class Slipstream(Schedule):
     if self._beside is not None:
       fields['tells'] = self._beside.cut(waiting - self._queue.waiting)
       self._beside.ask(self._probe.loss)
+      # No step is as late as that and yet to be trained.
+      late = self._settings.phases.settle
+      self._probe.forget_losses(self._beside.told - late)
     marks |= {'state': self.get_state(), 'edge': Edge(**fields)}
     return Emitted(copy, marks, spent)
 
@@ -449,11 +454,6 @@ class Slipstream(Schedule):
     """Makes the state of now, with a position of the source, the whole one."""
     queue = self._queue
     self._emitted = 0
-    if self._beside is not None:
-      # A batch that waits to be trained has a whole state of at most one window
-      # and one replay before.
-      late = 2 * (self._phases.window + self._phases.settle + _REPLAY)
-      self._probe.forget_losses(self._beside.told - late)
     self._base = {
       'settings': self._words,
       'batches': self._batches,
@@ -471,7 +471,10 @@ class Slipstream(Schedule):
 
   def get_state(self) -> State:
     """Returns the position after the last batch delivered."""
-    return {**self._base, 'emitted': self._emitted, 'behind': self._behind}
+    state = {'emitted': self._emitted, 'behind': self._behind}
+    if self._beside is not None:
+      state['heard'] = np.array(self._beside.heard, np.float64)
+    return self._base | state
 
   def set_state(self, state: State) -> None:
     """Continues right after `state`. Reads at most a period again.
@@ -483,7 +486,7 @@ class Slipstream(Schedule):
     check_same(state, 'batches', 'read as many batches', self._batches)
     check_same(state, 'settings', 'skip by the same settings', self._words)
     self._base = {
-      k: v for k, v in state.items() if k not in ('emitted', 'behind')
+      k: v for k, v in state.items() if k not in ('emitted', 'behind', 'heard')
     }
     self._source.set_state(state['source'])
     self._queue = None
@@ -497,6 +500,9 @@ class Slipstream(Schedule):
     self._pending, self._nothing = None, state['nothing']
     self._chooser.set_state(state['chooser'])
     self._note(self._source.get_state())
+    if self._beside is not None and 'heard' in state:
+      steps, losses = state['emitted'], self._probe.losses
+      self._beside.resume(steps, state['heard'], losses)
     for _ in range(state['emitted']):
       next(self)
     self._source.resumed()

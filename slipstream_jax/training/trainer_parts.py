@@ -345,8 +345,9 @@ def scheduled(
 ) -> PlannedBatches:
   """Returns planned batches of `source` by any schedule.
 
-  A trainer with a schedule that compares rows follows only that one. It trains
-  no batches planned earlier, and the next schedule ends it.
+  A trainer with a schedule that compares rows, or asks for the losses of steps,
+  follows only that one. It trains no batches planned earlier, and the next
+  schedule ends it.
 
   Raises:
     UserError: no batch source, a depth below 0, no hot rows where they are
@@ -355,7 +356,8 @@ def scheduled(
   engine, watches = trainer.engine, spec.settle is not None
   _check_schedule(spec, trainer)
   # An earlier watch ends as well, or the rows that it froze would never thaw.
-  alone = watches or trainer.state.watch is not None
+  follows = watches or spec.late is not None
+  alone = follows or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
   # Everything that may fail comes first. Until then the trainer follows its old
   # schedule.

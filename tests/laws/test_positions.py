@@ -28,6 +28,7 @@ from tests.support import small
 from tests.support.short_runs import (
   BATCH,
   BATCHES,
+  batches_for,
   COLUMNS,
   HOT,
   skip,
@@ -79,6 +80,34 @@ def test_a_trainer_follows_the_schedule_made_last():
       with pytest.raises(UserError, match='follows one schedule'):
         list(train(trainer, batches, 1))
       assert len(list(train(trainer, plain, 3))) == 3
+
+
+def test_a_schedule_gets_the_losses_of_its_own_steps():
+  """Not those of one before it, which had the same numbers."""
+  trainer, before = start('pinned', 'auto', 2)
+  with before:
+    list(train(trainer, before, 6))
+    assert trainer.probe.losses
+    with batches_for(trainer, 'auto', 2) as after:
+      assert not trainer.probe.losses
+      with pytest.raises(UserError, match='follows one schedule'):
+        list(train(trainer, before, 1))
+      losses = [record.loss for record in train(trainer, after, 6)]
+      assert {*trainer.probe.losses.values()} <= {*losses}
+
+
+def test_a_schedule_goes_on_where_its_losses_are_gone():
+  """As another one has had the trainer since."""
+  trainer, before = start('pinned', 'auto', 2)
+  with before, watchdog():
+    list(train(trainer, before, 9))
+    state = before.get_state()
+    for other in 'auto', 'plain':
+      with batches_for(trainer, other, 2) as batches:
+        list(train(trainer, batches, 4))
+    with batches_for(trainer, 'auto', 2) as batches:
+      batches.set_state(state)
+      assert len(list(train(trainer, batches, 10_000))) == 2 * BATCHES - 9
 
 
 def test_a_restore_asks_for_the_position_of_the_batches(tmp_path):

@@ -49,6 +49,7 @@ class Losses:
 
   def __init__(self, losses):
     self.script, self.asked = iter(losses), []
+    self.losses = {}
 
   def loss(self, number):
     self.asked.append(number)

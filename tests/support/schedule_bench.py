@@ -145,6 +145,10 @@ class Probe:
       self.trainer.step(self.planned.popleft())
     return self.trainer.losses[number]
 
+  @property
+  def losses(self):
+    return self.trainer.losses
+
   def forget_losses(self, number):
     losses = self.trainer.losses.items()
     self.trainer.losses = {n: x for n, x in losses if n >= number}
