@@ -471,7 +471,7 @@ class Slipstream(Schedule):
 
   def get_state(self) -> State:
     """Returns the position after the last batch delivered."""
-    state = {'emitted': self._emitted, 'behind': self._behind}
+    state: State = {'emitted': self._emitted, 'behind': self._behind}
     if self._beside is not None:
       state['heard'] = np.array(self._beside.heard, np.float64)
     return self._base | state
