@@ -119,16 +119,18 @@ def start_to_host(tree: Any) -> None:
   # numpy reads a CPU array's memory directly.
   if _is_only_cpu():
     return
-  for leaf in jax.tree.leaves(tree):
-    if isinstance(leaf, jax.Array) and any(
-      device.platform != 'cpu' for device in leaf.devices()
-    ):
-      leaf.copy_to_host_async()
+  # JAX's guard takes these copies for unplanned ones, but not on a CPU.
+  with jax.transfer_guard_device_to_host('allow'):
+    for leaf in jax.tree.leaves(tree):
+      if isinstance(leaf, jax.Array) and any(
+        device.platform != 'cpu' for device in leaf.devices()
+      ):
+        leaf.copy_to_host_async()
 
 
 def to_host(tree: Any) -> Any:
   """Returns the leaves of `tree` as numpy arrays, once they are computed."""
-  with TraceAnnotation('get'):
+  with TraceAnnotation('get'), jax.transfer_guard_device_to_host('allow'):
     start_to_host(tree)
     return jax.tree.map(
       lambda leaf: _on_host(leaf) if isinstance(leaf, jax.Array) else leaf,
