@@ -21,6 +21,7 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.engine import apply
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import RowBlock
 
@@ -68,7 +69,7 @@ class Devices(NamedTuple):
       return {number}
     own = self.joined([np.full(1, number, np.uint32)] * len(self.own))
     of_all = on_first(self.run(everywhere, own, results=WHOLE))
-    return {*np.asarray(of_all).tolist()}
+    return {*to_host(of_all).tolist()}
 
   def split(self, tree: Any) -> Any:
     """Puts numpy arrays on the devices, split by their first axis.
@@ -298,7 +299,7 @@ def shards(tree: Any) -> Iterator[tuple[int, Any]]:
   parts = [sorted(leaf.addressable_shards, key=start) for leaf in leaves]
   for of_lane in zip(*parts, strict=True):
     lane = start(of_lane[0]) // max(1, len(of_lane[0].data))
-    arrays = [np.asarray(one.data) for one in of_lane]
+    arrays = to_host([one.data for one in of_lane])
     yield lane, jax.tree.unflatten(form, arrays)
 
 
