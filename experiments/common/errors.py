@@ -125,6 +125,7 @@ _AT_LEAST = {
   'eval.curve_steps': 0,
   'eval.curve_examples': 1,
   'log_steps': 1,
+  'hang_seconds': 0,
   'prefetch_batches': 0,
   'hot.profile_examples': 1,
   'skip.min_touches': 0,

@@ -192,7 +192,12 @@ def _code_of(number: int | None) -> int:
 
 def _end(code: int, sentence: str) -> NoReturn:
   """Ends the process, whatever its threads do."""
+  last_words(sentence)
+  os._exit(code)
+
+
+def last_words(sentence: str) -> None:
+  """Prints an error before the process ends, from any of its threads."""
   if sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty():
     os.write(1, b'\x1b[?25h\n')  # a progress bar hid the cursor
   os.write(2, f'error: {sentence}\n'.encode())
-  os._exit(code)

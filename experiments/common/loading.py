@@ -143,7 +143,7 @@ def _opened(
   """Returns a run's config, its data and the place of its checkpoints."""
   config = record.config_of(folder)
   place = workdir.checkpoints_at(folder, config)
-  if not workdir.has_checkpoint(place):
+  if workdir.newest_step(place) is None:
     raise UserError(
       'a run is loaded from its checkpoint',
       got='none, as it was not kept',

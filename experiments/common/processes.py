@@ -4,11 +4,17 @@
 Under Slurm and Kubernetes, JAX finds that out by itself.
 """
 
+from collections.abc import Iterator
+import contextlib
 import os
+import sys
+import threading
+import types
 
 import jax
 import ml_collections
 
+from experiments.common import interrupts, meter
 from slipstream_jax.engine.mesh import devices_of
 from slipstream_jax.errors import check_whole, UserError
 
@@ -16,6 +22,8 @@ NUMBER = 'JAX_PROCESS_ID'
 """Variable with the number of a process that `experiments.launch` started. JAX
 itself reads JAX_COORDINATOR_ADDRESS."""
 _HEARTBEAT_S, _SHUTDOWN_S = 10, 30
+_TICK_S = 0.5
+_OWN = 'experiments', 'slipstream_jax'
 
 
 def join(config: ml_collections.ConfigDict) -> None:
@@ -93,3 +101,67 @@ def from_first(value: bool) -> bool:
     return value
   own = int(value and is_first())
   return 1 in devices_of(jax.device_count()).agreed(own)
+
+
+class Watch:
+  """Ends this process if its training thread hangs, or waits for one that does.
+
+  JAX notices a process that is gone or frozen, and no other.
+  """
+
+  def __init__(self, seconds: float) -> None:
+    """Ends it after so many seconds without a step. 0: never."""
+    self._most = seconds if are_several() else 0
+    self._idle, self._taken = 0.0, 0
+    self._thread = threading.get_ident()
+
+  @contextlib.contextmanager
+  def on(self) -> Iterator[None]:
+    """Watches a block in which nothing but steps and compilations takes long.
+
+    The first step of all is not watched, as it may look for its place in the
+    data.
+    """
+    ended = threading.Event()
+    watcher = threading.Thread(
+      target=self._watch, args=(ended,), name='slipstream-watch', daemon=True
+    )
+    self._idle = 0.0
+    if self._most:
+      watcher.start()
+    try:
+      yield
+    finally:
+      ended.set()
+      if self._most:
+        watcher.join()
+
+  def step(self) -> None:
+    """Notes that a step was taken."""
+    self._idle, self._taken = 0.0, self._taken + 1
+
+  def _watch(self, ended: threading.Event) -> None:
+    # A process that was stopped for a while has not been idle.
+    while not ended.wait(_TICK_S):
+      if not self._taken or meter.is_compiling():
+        self._idle = 0.0
+      self._idle += _TICK_S
+      if self._idle > self._most:
+        self._end()
+
+  def _end(self) -> None:
+    """Says where the training thread is, and aborts, as JAX does."""
+    frame = sys._current_frames()[self._thread]
+    while frame.f_back and not _is_own(frame):
+      frame = frame.f_back
+    at = f'{frame.f_globals["__name__"]}, line {frame.f_lineno}'
+    interrupts.last_words(
+      f'process {jax.process_index()} has taken no step for {self._most:g} s'
+      f' (config.hang_seconds): it hangs in {at}, or waits there for another'
+    )
+    os.abort()
+
+
+def _is_own(frame: types.FrameType) -> bool:
+  """Whether a frame runs code of the library or of its programs."""
+  return frame.f_globals['__name__'].partition('.')[0] in _OWN

@@ -212,7 +212,7 @@ def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
     )
     return
   place = config.checkpoint.path
-  if place is not None and has_checkpoint(place):
+  if place is not None and newest_step(place) is not None:
     raise UserError(
       'a new run needs a place of its own for checkpoints',
       got=f'{place}, which has some',
@@ -235,7 +235,7 @@ def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
 
 def _old(workdir: pathlib.Path, where: str) -> dict[str, Any]:
   """Returns the config of the run to resume, with checkpoints at `where`."""
-  if not (has_checkpoint(where) or (workdir / SUMMARY).exists()):
+  if newest_step(where) is None and not (workdir / SUMMARY).exists():
     raise UserError(
       'resuming needs a checkpoint',
       got='none',
@@ -254,15 +254,15 @@ def checkpoints_at(
   return str(workdir / _CHECKPOINTS) if path is None else path
 
 
-def has_checkpoint(where: str) -> bool:
-  """Whether a place has a checkpoint.
+def newest_step(where: str) -> int | None:
+  """Returns the step of the newest checkpoint at a place. None: it has none.
 
   Raises:
     UserError: the place cannot be read.
   """
   place = open_place(where)
   with user_errors(where, READABLE, LOST):
-    return bool(steps_in(place))
+    return max(steps_in(place), default=None)
 
 
 def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -290,7 +290,7 @@ def is_finished(
   old, new = _old(workdir, where)['train'], _resolved(config)['train']
   if all(old[key] == new[key] for key in _LENGTH):
     return True
-  if not has_checkpoint(where):
+  if newest_step(where) is None:
     raise UserError(
       'a finished run can only resume from its checkpoint',
       got='none, because it was not kept',

@@ -36,14 +36,21 @@ def launch(
     KeyboardInterrupt: a signal came. The first process has saved.
   """
   where, screen = workdirs.folder(workdir), report.console()
+  checkpoints = workdirs.checkpoints_at(where, config)
   devices = max(config.devices, processes)
+  # Fewer devices must train the same program.
+  parts = config.parts or max(8, devices)
   command = [sys.executable, '-m', 'experiments.run', *_others(sys.argv[1:])]
-  command += [f'--config.processes={processes}', f'--config.devices={devices}']
-  command.append(f'--workdir={where}')
-  resume = config.resume
+  command += [f'--config.parts={parts}', f'--workdir={where}']
+  resume, saved = config.resume, workdirs.newest_step(checkpoints)
   for restart in range(restarts + 1):
+    of_start = [
+      f'--config.resume={resume}',
+      f'--config.processes={processes}',
+      f'--config.devices={devices}',
+    ]
     with interrupts.gently():
-      codes = _codes([*command, f'--config.resume={resume}'], processes)
+      codes = _codes([*command, *of_start], processes, devices)
     if not any(codes):
       return
     died = _died(codes)
@@ -52,11 +59,16 @@ def launch(
     got = f'process {died} ended by signal {-codes[died]}'
     if restart == restarts:
       break
-    if not workdirs.has_checkpoint(workdirs.checkpoints_at(where, config)):
+    before, saved = saved, workdirs.newest_step(checkpoints)
+    if saved is None:
       got += ', before the first checkpoint'
       break
+    left = 'all'
+    if restart and saved == before and processes > 1:
+      processes, devices = processes // 2, devices // 2
+      left = f'only {processes}, as the last start saved nothing,'
     seconds = min(2.0**restart, _MOST_BACKOFF_S)
-    report.warn(screen, f'{got}: all start again in {seconds:g} s')
+    report.warn(screen, f'{got}: {left} start again in {seconds:g} s')
     time.sleep(seconds)
     resume = True
   raise UserError(
@@ -89,7 +101,7 @@ def _others(arguments: list[str]) -> list[str]:
   return others
 
 
-def _codes(command: list[str], processes: int) -> list[int]:
+def _codes(command: list[str], processes: int, devices: int) -> list[int]:
   """Runs processes, and returns their exit codes. Ends all if one fails."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
@@ -101,6 +113,7 @@ def _codes(command: list[str], processes: int) -> list[int]:
     for number in range(processes):
       environment = {
         'JAX_COORDINATOR_ADDRESS': address,
+        'JAX_NUM_CPU_DEVICES': str(devices // processes),
         several.NUMBER: str(number),
       }
       # Of another session, because a terminal sends Ctrl-C to all of one.
@@ -130,9 +143,9 @@ def _codes(command: list[str], processes: int) -> list[int]:
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> None:
   """Waits until all have ended, or one has failed."""
-  while any(child.poll() is None for child in children):
+  while None in (codes := [child.poll() for child in children]):
     interrupts.check()
-    if any(child.returncode for child in children):
+    if any(codes):
       # Others fail when one dies. By then it is known which one did.
       time.sleep(_SETTLE_S)
       return

@@ -252,6 +252,8 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
       bar.show(_batches_read(run), *report.rates(line))
 
     guard = Guard(run, meter)
+    # To write a trace may take long.
+    watch = processes.Watch(0 if config.profile else config.hang_seconds)
     _draw_curve(run, first)  # a signal may have interrupted it
     while more:
       guard.leave_out(step)
@@ -267,11 +269,13 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
       if config.profile:
         records = _traced(records, run.where, trace_after, meter.paused)
       try:
-        for at in guard.records(records):
-          meter.add(at)
-          record_event(run, at.step, at.event)
-          if at.step % config.log_steps == 0:
-            write_line()
+        with watch.on():
+          for at in guard.records(records):
+            watch.step()
+            meter.add(at)
+            record_event(run, at.step, at.event)
+            if at.step % config.log_steps == 0:
+              write_line()
       except BadLoss as error:
         step = guard.go_back(error, lambda: _go_back(run))
         continue

@@ -76,6 +76,7 @@ BAD = {
   'workers': 0,
   'devices': 3,
   'parts': 3,
+  'hang_seconds': -1.0,
   'train.steps': -1,
   'train.epochs': 0,
   'train.endless_steps': 0,

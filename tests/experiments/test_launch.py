@@ -31,7 +31,7 @@ FLAGS = (
 )
 
 
-def launch(folder, *more, processes=2):
+def launch(folder, *more, processes=2, **options):
   """Processes of a run, as `started`. One is `experiments.run` itself."""
   command = [sys.executable, '-m', 'experiments.run']
   if processes > 1:
@@ -40,6 +40,7 @@ def launch(folder, *more, processes=2):
     [*command, *FLAGS, f'--workdir={folder}', *more],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
+    **options,
   )
 
 
@@ -85,6 +86,25 @@ def test_a_run_starts_again_when_a_process_dies_or_freezes(
   assert_same_run(whole, folder)
 
 
+def test_a_run_starts_again_when_a_training_thread_hangs(whole, tmp_path):
+  """Its other threads live on, so that JAX does not notice."""
+  (tmp_path / 'sitecustomize.py').write_text(
+    'import signal, time\n'
+    'signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1e6))\n'
+  )
+  folder = tmp_path / 'run'
+  path = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
+  with launch(folder, env=os.environ | {'PYTHONPATH': path}) as process:
+    wait_until(manifest_of(folder, 20).exists, process)
+    _, last = sorted(children_of(process))
+    os.kill(last, signal.SIGUSR1)
+    out, errors = process.communicate(timeout=LIMIT_S)
+  assert process.returncode == 0, errors
+  assert 'has taken no step for 20 s' in errors
+  assert 'all start again' in ' '.join(out.split())
+  assert_same_run(whole, folder)
+
+
 def test_a_signal_saves_once_and_ends_all(whole, tmp_path):
   folder = tmp_path / 'run'
   with launch(folder) as process:
@@ -120,6 +140,23 @@ def test_processes_that_are_killed_again_and_again(whole, tmp_path):
     out, errors = process.communicate(timeout=LIMIT_S)
   assert process.returncode == 0, errors
   assert ' '.join(out.split()).count('all start again') == 3
+  assert_same_run(whole, folder)
+
+
+def test_half_of_the_processes_start_after_a_start_that_saved_nothing(
+  whole, tmp_path
+):
+  folder = tmp_path / 'run'
+  with launch(folder, processes=4) as process:
+    wait_until(lambda: newest(folder), process)
+    first = children_of(process)
+    os.kill(first[-1], signal.SIGKILL)
+    wait_until(lambda: not {*first} & {*children_of(process)}, process)
+    wait_until(lambda: len(children_of(process)) == 4, process)
+    os.kill(children_of(process)[-1], signal.SIGKILL)
+    out, errors = process.communicate(timeout=LIMIT_S)
+  assert process.returncode == 0, errors
+  assert 'only 2, as the last start saved nothing' in ' '.join(out.split())
   assert_same_run(whole, folder)
 
 
