@@ -31,6 +31,7 @@ Data
   pack, packed_dataset: write data once into a folder, and read it.
   BatchSource, Batch: base class of a user's own source, and its batches.
   Vocabulary, GrowingVocabulary: map raw ids to rows.
+  learned_hash: a vocabulary of fewer rows, which similar rare ids share.
 Models
   DLRM, TBSM: the paper's models.
   DCN, DeepFM, DHEN, WideDeep: click models with other interactions.
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
   from slipstream_jax.vocabulary.growing import (
     GrowingVocabulary as GrowingVocabulary,
   )
+  from slipstream_jax.vocabulary.learned import learned_hash as learned_hash
 
 __version__ = '0.1.0'
 
@@ -181,6 +183,7 @@ _HOMES = {
   'lazy_adam': 'transforms.rowwise',
   'log_loss': 'training.metrics',
   'mae': 'training.metrics',
+  'learned_hash': 'vocabulary.learned',
   'log_counts': 'training.retrieval',
   'ndcg_at_k': 'training.retrieval',
   'pack': 'packed.pack',

@@ -15,7 +15,10 @@ layers above so wide that the FLOPs are equal. `optimizers` trains the dense
 parameters of a DLRM with Adam, Adagrad, Muon and Shampoo, with rates that are
 factors on 1e-3. `sequences` has TBSM, SASRec and
 HSTU on the config of a TBSM. `retrieval` has two towers, SASRec and HSTU, which
-rank all items, on the config of two towers.
+rank all items, on the config of two towers. `hash10` and `hash100` give a DLRM
+10 and 100 times fewer rows, which ids share by a hash or as a pilot model says
+that was trained on the first third of the steps. All train on the rest, those
+called longer on all.
 
 Writes zoo.csv, a line per run as soon as it ends, and zoo.html, one page that
 needs nothing beside it. A stopped program continues with the same --workdir:
@@ -32,7 +35,8 @@ flags.DEFINE_string('data', None, 'Raw file or packed folder to train on.')
 flags.DEFINE_string(
   'family',
   'clicks',
-  'Models to train: clicks, dhen, optimizers, sequences or retrieval.',
+  'Models to train: clicks, dhen, hash10, hash100, optimizers, sequences or'
+  ' retrieval.',
 )
 flags.DEFINE_integer('seeds', 3, 'Seeds, from config.seed on.', 1)
 flags.DEFINE_list(

@@ -16,6 +16,14 @@ from experiments.common.progress import Bar
 from experiments.common.results import keep_config, read, write
 from experiments.common.workdir import folder, writable
 from experiments.zoo import page
+from experiments.zoo.hashing import (
+  LONGER,
+  Past,
+  past_of,
+  past_steps,
+  shared,
+  WAYS,
+)
 from experiments.zoo.page import Cell, Run
 from slipstream_jax.data.source import BatchSource, Dataset, SourceWrapper
 from slipstream_jax.errors import choose, UserError
@@ -41,6 +49,20 @@ class Entry(NamedTuple):
   dense: common.Chain = ()
   """`config.optimizer.dense`. Rates are then factors on its learning rate, and
   those of rows stay. Empty: that of the config."""
+  way: str = ''
+  """How ids share rows, a name of `WAYS`. Empty: all data are as they are."""
+  fewer: int = 1
+  """By which the rows of each table are divided."""
+  longer: bool = False
+  """Whether it is trained on the past as well, in which others only count."""
+
+
+def _hashing(fewer: int) -> dict[str, Entry]:
+  """Returns a DLRM for each way to share rows, and some trained longer."""
+  ways = {way: Entry('dlrm', way=way, fewer=fewer) for way in WAYS}
+  return ways | {
+    f'{way}, longer': ways[way]._replace(longer=True) for way in LONGER
+  }
 
 
 _KINDS = ('dot', 'cross', 'attention', 'linear')
@@ -58,6 +80,8 @@ FAMILIES: dict[str, dict[str, Entry]] = {
     name: Entry('dlrm', dense=((name, {'learning_rate': 1e-3}),))
     for name in _OPTIMIZERS
   },
+  'hash10': _hashing(10),
+  'hash100': _hashing(100),
   'sequences': {name: Entry(name) for name in ('tbsm', *common.SEQUENCES)},
   'retrieval': {name: Entry(name) for name in ('two_tower', *common.SEQUENCES)},
 }
@@ -217,12 +241,21 @@ def _runs(
   """Yields the runs to do. Seeds share recipes, and so what is compiled."""
   recipes: dict[Cell, Recipe] = {}
   programs = []  # kept, so that no run compiles its own
+  pasts: dict[int, Past] = {}
   before = 0
   for number, (name, rate, seed) in enumerate(todo, 1):
     cell = Cell(name, rate)
     own = configured(config, entries[name], cell, seed)
     data = datasets.dataset(own)
     steps = build.total_steps(own, data)
+    if way := entries[name].way:
+      if seed not in pasts:
+        pilot = configured(config, entries[name], Cell('pilot', 1.0), seed)
+        pasts = {seed: past_of(pilot, data)}
+      earlier = 0 if entries[name].longer else past_steps(steps)
+      fewer = entries[name].fewer
+      data = shared(data, WAYS[way], fewer, earlier, pasts[seed])
+      steps -= earlier
     if cell not in recipes:
       recipes[cell] = build.recipe(own, data, steps)
       programs.append(compiled_of(recipes[cell]))

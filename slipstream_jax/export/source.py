@@ -105,7 +105,7 @@ def ids_of_vocabulary(words: Any) -> TableIds:
       ranks = np.asarray(words.ranks, '<i4')
       return TableIds(layout.Vocabulary('ranked', len(ranks), ''), (ranks,))
     case Vocabulary():
-      return _known('counted', words.known, 0, words.size)
+      return _known('counted', words.known, words, words.size)
   raise UserError(
     'a vocabulary must be one that can be exported',
     got=type(words).__name__,
@@ -225,17 +225,18 @@ def _ids_of_words(words: Vocabulary, table: Table, name: str) -> TableIds:
     kind, known = 'text', text_ids(words.known.tolist())
   else:
     kind, known = 'counted', packed_ids(words.known, _WHERE)
-  return _known(kind, known, hash_rows, size)
+  return _known(kind, known, words, size)
 
 
 def _known(
-  kind: str, ids: Int[np.ndarray, ' n'], hash_rows: int, last: int
+  kind: str, ids: Int[np.ndarray, ' n'], words: Vocabulary, last: int
 ) -> TableIds:
-  """Returns a vocabulary whose ids have the rows after `hash_rows`, in order.
+  """Returns a vocabulary with its known ids as i64.
 
   Rows beyond `last` become `last`, the row of unknown ids.
   """
   order = np.argsort(ids)
-  rows = np.minimum(order + 1 + hash_rows, last).astype('<i4')
+  rows = np.minimum(words.known_rows[order], last).astype('<i4')
+  hash_rows = words.get_state()['hash_rows']
   vocabulary = layout.Vocabulary(kind, len(ids), '', hash_rows)
   return TableIds(vocabulary, (ids[order].astype('<i8'), rows))

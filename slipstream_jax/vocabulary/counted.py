@@ -29,6 +29,7 @@ from slipstream_jax.vocabulary.hashed import HashVocabulary
 from slipstream_jax.vocabulary.state import ids_at, integers, NO_IDS, values_of
 
 _AT_ONCE = 1 << 20  # ids of chunks that are counted together
+_NONE = np.empty(0, np.int32)
 
 
 class Vocabulary:
@@ -55,7 +56,11 @@ class Vocabulary:
   """
 
   def __init__(
-    self, known: RawIds, hash_rows: int = 0, size: int | None = None
+    self,
+    known: RawIds,
+    hash_rows: int = 0,
+    size: int | None = None,
+    shared: Int[np.ndarray, ' c'] = _NONE,
   ) -> None:
     """Creates a vocabulary of ids in the order of their rows, as from `fit`.
 
@@ -63,10 +68,13 @@ class Vocabulary:
       known: unique ids.
       hash_rows: rows for ids that are not among them.
       size: R, if there are more rows than ids.
+      shared: rows of the last c known ids, in [1, hash_rows], as from
+        `learned_hash`. The others have rows of their own.
     """
-    self._known, self._hash_rows = known, hash_rows
+    self._known, self._hash_rows, self._shared = known, hash_rows, shared
     self._first = 1 + hash_rows
-    self.size = size or self._first + len(known.bits)
+    self._end = self._first + len(known.bits) - len(shared)
+    self.size = size or self._end
 
   @functools.cached_property
   def _index(self) -> tuple[Int[np.ndarray, 'slots 2'], dict[str, int]]:
@@ -135,7 +143,7 @@ class Vocabulary:
     """
     where = 'Vocabulary.rows, ids'
     raw = as_kind(raw_ids(ids, where), self._known.kind, where)
-    rows = np.empty(len(raw.bits), row_dtype(self.size))
+    rows = np.empty(len(raw.bits), row_dtype(self.size + len(self._shared)))
     pairs, others = self._index
     find(pairs, raw.bits, rows)
     if raw.words is not None and self._known.words is not None:
@@ -148,7 +156,16 @@ class Vocabulary:
       missed = np.flatnonzero(rows == 0)
       unknown = raw.bits[missed].view(np.uint64)
       rows[missed] = 1 + bucket(unknown, salt(0), np.uint64(self._hash_rows))
-    return raw.spread(rows)
+    if len(self._shared):
+      late = np.flatnonzero(rows >= self._end)
+      rows[late] = self._shared[rows[late] - self._end]
+    return raw.spread(rows.astype(row_dtype(self.size), copy=False))
+
+  @property
+  def known_rows(self) -> Int[np.ndarray, ' n']:
+    """The row of each of the `known` ids, i64."""
+    own = np.arange(self._first, self._end)
+    return np.concatenate([own, self._shared.astype(np.int64)])
 
   def ids(self, rows: Any) -> np.ndarray:
     """Returns the ids of rows, as objects of their shape.
@@ -170,7 +187,8 @@ class Vocabulary:
   def known(self) -> np.ndarray:
     """All ids that have a row, in the order of their rows.
 
-    i64[n] or u64[n], or objects for text. The last id has the last row.
+    i64[n] or u64[n], or objects for text. Ids that share rows with others, as
+    in a learned hash, come last.
     """
     return values_of(self._known)
 
@@ -180,6 +198,7 @@ class Vocabulary:
       'what': 'Vocabulary',
       'hash_rows': self._hash_rows,
       'size': self.size,
+      'shared': self._shared,
       **states.to_arrays(self._known),
     }
 
@@ -192,7 +211,10 @@ class Vocabulary:
     """
     names = ('data', 'ends') if state.get('kind') == 'text' else ('ids',)
     states.check(state, {'what': 'Vocabulary'}, names)
-    return cls(states.from_arrays(state), state['hash_rows'], state['size'])
+    # States of older vocabularies share no rows.
+    shared = np.asarray(state.get('shared', _NONE), np.int32)
+    known = states.from_arrays(state)
+    return cls(known, state['hash_rows'], state['size'], shared)
 
   def save(self, path: Path) -> None:
     """Writes the vocabulary to a file.

@@ -12,6 +12,7 @@ from configs import common, criteo, movielens, taobao, terabyte
 from experiments.common import cli, datasets
 from experiments.common.models import model_of
 from experiments.zoo import job, page
+from experiments.zoo.hashing import LONGER, Past, shared, WAYS
 from tests.formats.text_formats import FORMATS
 from tests.support.runs import assert_one_sentence, changed
 
@@ -119,6 +120,59 @@ def test_a_stopped_zoo_continues_and_writes_a_page(
   capsys.readouterr()
   assert zoo(tmp_path, steps=7) == 1
   assert_one_sentence(capsys.readouterr().err, 'config.train.steps', 'got 7')
+
+
+def test_ids_share_rows_in_several_ways(tmp_path, monkeypatch):
+  """All ways have as few rows, and steps that are not of the past."""
+  family = job.FAMILIES['hash10']
+  assert {*family} == {*WAYS, *(f'{one}, longer' for one in LONGER)}
+  rows, measure = {}, job.measure
+
+  def looking(config, cell, data, *rest):
+    rows[cell.model] = data.sizes
+    return measure(config, cell, data, *rest)
+
+  monkeypatch.setattr(job, 'measure', looking)
+  assert zoo(tmp_path, family='hash10', seeds=1, steps=9) == 0
+  with (tmp_path / 'zoo.csv').open() as file:
+    runs = {run['model']: run for run in csv.DictReader(file)}
+  assert {*runs} == {*family}
+  for name, run in runs.items():
+    assert run['steps'] == ('9' if 'longer' in name else '6')
+    whole = rows['all rows'].items()
+    fewer = {t: max(min(n, 16), n // 10) for t, n in whole}
+    assert rows[name] == (dict(whole) if 'all rows' in name else fewer)
+  assert len({run['log_loss'] for run in runs.values()}) == len(runs)
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_shared_rows_are_those_that_a_way_gives(way):
+  """And no lookup is lost: each example keeps its own, in order."""
+  config = changed(criteo.get_config('planted'), SMALL)
+  data = datasets.dataset(config)
+  total, rng = sum(data.sizes.values()), np.random.default_rng(0)
+  counts = rng.integers(0, 9, total)
+  past = Past(counts, rng.normal(size=(total, 4)), 0.0)
+  fewer = shared(data, WAYS[way], 10, 2, past)
+  old, new = data.train(64), fewer.train(64)
+  for _ in range(3):
+    before = next(old)
+  after = next(new)
+  assert (before.labels == after.labels).all()
+  assert (before.dense == after.dense).all()
+  first = np.cumsum([0, *fewer.sizes.values()])
+  rows = after.lookups.reshape(64, len(fewer.sizes), -1)
+  for table in range(len(fewer.sizes)):
+    own = rows[:, table]
+    real = own >= 0
+    assert real[:, 0].all()
+    assert (own[real] >= first[table]).all()
+    assert (own[real] < first[table + 1]).all()
+    for row in np.unique(before.lookups[:, table]):
+      same = own[before.lookups[:, table] == row]
+      assert (same == same[0]).all()
+  if way == 'all rows':
+    assert (rows[..., 0] == before.lookups).all()
 
 
 def test_models_that_rank_items_are_compared_by_recall(tmp_path, monkeypatch):

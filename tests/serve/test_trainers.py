@@ -69,11 +69,20 @@ def check(folder, trainer, source, dense, ids, weights=None, memory='dram'):
   return len(logits)
 
 
+@pytest.mark.parametrize('learned', [False, True])
 @pytest.mark.parametrize('admit_after', [1, 3])
-def test_growing_vocabularies_are_exported_as_trained(tmp_path, admit_after):
+def test_growing_vocabularies_are_exported_as_trained(
+  tmp_path, admit_after, learned
+):
   words = {'item': slip.GrowingVocabulary(20, admit_after=admit_after)}
   users = RNG.integers(-3, 40, 200)
-  known = slip.Vocabulary.fit(users[:100], hash_rows=3, min_count=2)
+  known = slip.Vocabulary.fit(
+    users[:100], hash_rows=0 if learned else 3, min_count=2
+  )
+  if learned:
+    counts = np.bincount(known.rows(users), minlength=known.size)
+    vectors = RNG.normal(size=(known.size, 2))
+    known = slip.learned_hash(known, counts, vectors, 12, private=0.5)
   data = {'user': users, 'item': texts(200), 'label': users % 2}
   words |= {'user': known}
   tables = {
