@@ -1,9 +1,10 @@
-"""Measures how fast a growing vocabulary gives rows, on one thread.
+"""Measures how fast vocabularies give rows, on one thread.
 
     python -m experiments.bench.vocabulary [--rows=N]
 
 Ids are 64-bit hashes. They follow Zipf's law (exponent 1.05), or are spread
-evenly, so that no cache helps, or are all new, in a table that is full. Seconds
+evenly, so that no cache helps, or are all new, in a growing vocabulary that is
+full. In a learned hash half of the ids share a hundredth of the rows. Seconds
 are those of the thread on the processor, so other work on the machine matters
 only through the caches it shares.
 """
@@ -30,12 +31,39 @@ _EXPONENT = 1.05
 
 def bench(bar: Any, rows: list[int]) -> Iterator[runner.Item]:
   """Yields the lookups/s of tables, and the seconds that a state takes."""
-  bar.begin('a growing vocabulary', len(rows), 'table')
-  frame = []
-  for size in rows:
-    frame.append(speeds(size))
-    bar.show(len(frame))
-  yield 'lookups/s, median and best, and seconds of a saved state', frame
+  for name, measure in {
+    'fitted, and learned: lookups/s, median': fixed_speeds,
+    'growing: lookups/s, median and best, seconds of a saved state': speeds,
+  }.items():
+    bar.begin(name.partition(':')[0], len(rows), 'table')
+    frame = []
+    for size in rows:
+      frame.append(measure(size))
+      bar.show(len(frame))
+    yield name, frame
+
+
+def fixed_speeds(rows: int) -> dict[str, Any]:
+  """Returns the lookups/s of a fitted vocabulary, and of a learned hash."""
+  from slipstream_jax.columns.ids import raw_ids
+  from slipstream_jax.vocabulary.counted import Vocabulary
+
+  rng = np.random.default_rng(0)
+  ids = rng.integers(0, 1 << 64, rows, np.uint64)
+  known, shared = raw_ids(ids, 'ids'), max(rows // 100, 1)
+  clusters = rng.integers(1, 1 + shared, rows // 2).astype(np.int32)
+  figures: dict[str, Any] = {'rows': rows}
+  for name, words in {
+    'fitted': Vocabulary(known),
+    'learned': Vocabulary(known, shared, shared=clusters),
+  }.items():
+    for kind, draw in {
+      'zipf': lambda: zipf(rng, rows, _BATCH),
+      'even': lambda: rng.integers(0, rows, _BATCH),
+    }.items():
+      seconds = [_seconds(words.rows, ids[draw()]) for _ in range(_TURNS)]
+      figures[f'{name} {kind}'] = _BATCH / float(np.median(seconds[2:]))
+  return figures
 
 
 def speeds(rows: int) -> dict[str, Any]:

@@ -28,11 +28,15 @@ from tests.support.watchdog import watchdog
 DENSE = {'age': market.DENSE[:, 0], 'price': market.DENSE}  # [n] and [n, 2]
 BOUGHT = np.roll(market.CLICKS, 3)
 LABELS = {'click': market.CLICKS, 'buy': BOUGHT}
-# The most frequent ids have rows, all others share row 0.
+ITEMS = slip.Vocabulary.fit(market.ITEMS)
+COUNTS = np.bincount(ITEMS.rows(market.ITEMS), minlength=ITEMS.size)
+VECTORS = np.random.default_rng(0).normal(size=(ITEMS.size, 2))
+# The most frequent ids have rows. Other users share row 0, other items more.
 FITTED = {
   'user': slip.Vocabulary.fit(market.USERS, max_size=14),
-  'item': slip.Vocabulary.fit(market.ITEMS, max_size=23),
+  'item': slip.learned_hash(ITEMS, COUNTS, VECTORS, 23),
 }
+assert ITEMS.size > FITTED['item'].size == 23
 EXAMPLES = int(os.environ.get('FUZZ_EXAMPLES', '10'))
 
 

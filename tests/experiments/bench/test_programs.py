@@ -21,7 +21,9 @@ def test_tables_fit_the_screen_and_figures_are_kept(tmp_path):
   # A row has 187,767,399 in place of 1,000, and seconds of 4 digits.
   longer = len('187,767,399') - len('1,000')
   assert max(map(len, lines[-4:])) + longer <= 80
-  ((_, rows),) = json.loads(output.read_text()).items()
+  fixed, rows = json.loads(output.read_text()).values()
+  assert [*fixed[0]][1:3] == ['fitted zipf', 'fitted even']
+  assert all(speed > 0 for row in fixed for speed in row.values())
   assert [row['rows'] for row in rows] == [1000, 1000]
   assert all(row['all new'] > 0 and row['even'] > 0 for row in rows)
 
