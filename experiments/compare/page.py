@@ -128,7 +128,14 @@ def write(
     folder / HTML,
     f'What dropping costs: {data}',
     [
-      page.Section('In short', [*pictures, page.Table('The plain run', plain)]),
+      page.Section(
+        'In short',
+        [
+          *pictures,
+          page.Table('The plain run', plain),
+          *([worse] if (worse := worse_than_random(runs, curve)) else []),
+        ],
+      ),
       *(
         page.Section(f'{target:.0%} asked', _tables(group))
         for target, group in groups.items()
@@ -166,6 +173,23 @@ def overview(
     }
     for row in figures_of(runs, curve)
   ]
+
+
+def worse_than_random(runs: Sequence[Run], curve: Sequence[Point]) -> list[str]:
+  """Returns a warning for each policy that loses as much as random dropping."""
+  words = []
+  for row in figures_of(runs, curve):
+    gain: Estimate | None = row.get("AUC less random's")
+    if gain is None or gain.mean > 0 or row['policy'].startswith(CONTROL):
+      continue
+    known = gain.high is not None and gain.high < 0
+    words.append(
+      f'{row["policy"]} at {row["target"]:.0%} is'
+      f' {"" if known else "perhaps "}worse than random dropping on these data:'
+      f" its AUC less random's is {sure(gain, change)}, so drop at random, or"
+      ' less'
+    )
+  return words
 
 
 def _tables(group: Sequence[dict[str, Any]]) -> list[page.Table]:

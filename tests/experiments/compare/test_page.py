@@ -99,6 +99,18 @@ def test_the_page_has_all_policies_and_settings(folder, parsed):
   assert (folder / page.PICTURE).stat().st_size > 5000
 
 
+def test_policies_that_are_worse_than_random_are_named(folder, parsed):
+  """`stale` is drawn so that it loses 1.3 times as much."""
+  kept = Results(folder, smoke(), longer=1.0, own=None)
+  warnings = page.worse_than_random(kept.runs, kept.curve)
+  assert [words.partition(' is ')[0] for words in warnings] == [
+    f'stale at {target}' for target in ('20%', '40%', '60%')
+  ]
+  assert all(words in parsed.words for words in warnings)
+  mild = [run for run in kept.runs if run.policy != 'stale']
+  assert page.worse_than_random(mild, kept.curve) == []
+
+
 @pytest.mark.parametrize('count', [0, 1, 2, 9])
 @pytest.mark.parametrize('has_curve', [True, False])
 def test_a_page_of_one_target_has_bars(count, has_curve, tmp_path):
