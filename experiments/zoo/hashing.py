@@ -4,6 +4,7 @@ The first third of a stream is the past: ids are counted in it, and a pilot
 model is trained on it. All ways then train on the rest.
 """
 
+import collections
 from collections.abc import Callable
 import functools
 from typing import NamedTuple
@@ -12,7 +13,6 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build
-from experiments.common.meter import Meter
 from slipstream_jax.data.source import BatchSource, Dataset, SourceWrapper
 from slipstream_jax.training.loop import train
 from slipstream_jax.types import Batch
@@ -32,12 +32,10 @@ class Past(NamedTuple):
   """Lookups of each global row: i64[N]."""
   vectors: np.ndarray
   """Rows of the pilot model: f32[N, d]."""
-  seconds: float
-  """Seconds that the pilot model was trained."""
 
   def of(self, rows: slice) -> 'Past':
     """Returns what is known of some rows."""
-    return self._replace(counts=self.counts[rows], vectors=self.vectors[rows])
+    return Past(self.counts[rows], self.vectors[rows])
 
 
 Share = Callable[[int, int, Past], np.ndarray]
@@ -149,12 +147,8 @@ def past_of(config: ml_collections.ConfigDict, data: Dataset) -> Past:
   steps = past_steps(build.total_steps(own, data))
   recipe = build.recipe(own, data, steps)
   trainer = build.trainer(own, data, recipe, build.hot(own, data, recipe))
-  meter = Meter(trainer.engine.counters)
   with build.batches(own, trainer, data, steps) as planned:
-    meter.start()
-    for at in train(trainer, planned, steps):
-      meter.add(at)
-    meter.stop()
+    collections.deque(train(trainer, planned, steps), maxlen=0)
   rows = sum(data.sizes.values())
   counts = np.zeros(rows, np.int64)
   source = data.train(own.data.batch_size)
@@ -165,7 +159,7 @@ def past_of(config: ml_collections.ConfigDict, data: Dataset) -> Past:
   vectors = np.concatenate(
     [trainer.engine.rows_of(name) for name in data.sizes]
   )
-  return Past(counts, vectors, meter.seconds)
+  return Past(counts, vectors)
 
 
 def shared(

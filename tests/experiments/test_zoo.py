@@ -152,7 +152,7 @@ def test_shared_rows_are_those_that_a_way_gives(way):
   data = datasets.dataset(config)
   total, rng = sum(data.sizes.values()), np.random.default_rng(0)
   counts = rng.integers(0, 9, total)
-  past = Past(counts, rng.normal(size=(total, 4)), 0.0)
+  past = Past(counts, rng.normal(size=(total, 4)))
   fewer = shared(data, WAYS[way], 10, 2, past)
   old, new = data.train(64), fewer.train(64)
   for _ in range(3):
