@@ -103,11 +103,11 @@ def _as_column(words: Vocabulary, ids: np.ndarray) -> np.ndarray:
 
 
 WAYS: dict[str, Share | None] = {
+  'learned': _learned,
   'frequency': _frequency,
   'modulo': _modulo,
   'double hash': _double,
   'quotient-remainder': _quotient,
-  'learned': _learned,
   'vectors alone': functools.partial(_learned, private=0.0),
   'all rows': None,
 }
