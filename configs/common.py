@@ -307,7 +307,7 @@ def training(config: ConfigDict) -> None:
   config.devices = 1  # devices of all processes that share rows and examples
   config.processes = 1  # as many as `experiments.launch` starts
   # Seconds without a step after which one of several processes ends, as it
-  # hangs or waits for one that does. 0: never.
+  # hangs. 0: never.
   config.hang_seconds = 20.0
   # Equal parts of a batch. The bits of a run depend on them, and not on the
   # number of devices. None: 1 for one device, else 8.

@@ -110,7 +110,11 @@ class Watch:
   """
 
   def __init__(self, seconds: float) -> None:
-    """Ends it after so many seconds without a step. 0: never."""
+    """Ends it after so many seconds without a step. 0: never.
+
+    It waits three times as long while the thread is in JAX, where it may wait
+    for another process, which compiles.
+    """
     self._most = seconds if are_several() else 0
     self._idle, self._taken = 0.0, 0
     self._thread = threading.get_ident()
@@ -147,21 +151,25 @@ class Watch:
         self._idle = 0.0
       self._idle += _TICK_S
       if self._idle > self._most:
-        self._end()
+        self._end_unless_in_jax()
 
-  def _end(self) -> None:
+  def _end_unless_in_jax(self) -> None:
     """Says where the training thread is, and aborts, as JAX does."""
     frame = sys._current_frames()[self._thread]
-    while frame.f_back and not _is_own(frame):
+    in_jax = _package(frame) == 'jax'
+    if in_jax and self._idle <= 3 * self._most:
+      return
+    while frame.f_back and _package(frame) not in _OWN:
       frame = frame.f_back
-    at = f'{frame.f_globals["__name__"]}, line {frame.f_lineno}'
     interrupts.last_words(
-      f'process {jax.process_index()} has taken no step for {self._most:g} s'
-      f' (config.hang_seconds): it hangs in {at}, or waits there for another'
+      f'process {jax.process_index()} has taken no step for {self._idle:g} s'
+      f' (config.hang_seconds): it {"waits" if in_jax else "hangs"} in'
+      f' {frame.f_globals["__name__"]}, line {frame.f_lineno}'
     )
     os.abort()
 
 
-def _is_own(frame: types.FrameType) -> bool:
-  """Whether a frame runs code of the library or of its programs."""
-  return frame.f_globals['__name__'].partition('.')[0] in _OWN
+def _package(frame: types.FrameType) -> str:
+  """Returns the package of the code that a frame runs."""
+  name: str = frame.f_globals['__name__']
+  return name.partition('.')[0]
