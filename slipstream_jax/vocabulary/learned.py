@@ -8,13 +8,14 @@ on our data.
 """
 
 import math
+import numbers
 from typing import Any
 
 from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.columns.ids import raw_ids
-from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.errors import check_seed, check_whole, UserError
 from slipstream_jax.tables import as_array
 from slipstream_jax.vocabulary.counted import by_count, Vocabulary
 
@@ -55,11 +56,19 @@ def learned_hash(
   Raises:
     UserError: an argument has another shape or is out of range.
   """
-  check_whole(size, 2, _WHERE + 'size', 'give row 0 and a row to share')
-  if not 0 <= private < 1:
+  if not isinstance(words, Vocabulary):
     raise UserError(
-      'a share of rows must be in [0, 1)',
-      got=private,
+      'a learned hash is made of the vocabulary of a pilot model',
+      got=type(words).__name__,
+      where=_WHERE + 'words',
+      hint='fit one with Vocabulary.fit(ids)',
+    )
+  check_whole(size, 2, _WHERE + 'size', 'give row 0 and a row to share')
+  check_seed(seed, _WHERE + 'seed')
+  if not (isinstance(private, numbers.Real) and 0 <= private < 1):
+    raise UserError(
+      'a share of rows must be a number in [0, 1)',
+      got=repr(private),
       where=_WHERE + 'private',
       hint='leave it out for 0.75',
     )
@@ -96,9 +105,9 @@ def _of_rows(
   """
   array = as_array(values, _WHERE + name)
   good = array.ndim == axes and len(array) == rows and array.dtype.kind in kinds
-  if not (good and np.isfinite(array).all()):
+  if not (good and np.isfinite(array).all() and (axes > 1 or min(array) >= 0)):
     shape = f'[{rows}]' if axes == 1 else f'[{rows}, D]'
-    kind = 'integers' if axes == 1 else 'finite floats'
+    kind = 'integers from 0 on' if axes == 1 else 'finite floats'
     raise UserError(
       f'{name} must be {kind} {shape}, one for each row of words',
       got=f'{array.dtype}{list(array.shape)}',

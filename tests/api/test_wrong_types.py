@@ -103,6 +103,17 @@ CALLS = {
     lambda **k: slip.Vocabulary.fit(**{'ids': np.arange(5)} | k),
     ('min_count', 'hash_rows', 'max_size'),
   ),
+  'learned': (
+    lambda **k: slip.learned_hash(
+      **{
+        'words': words,
+        'counts': np.ones(6, int),
+        'vectors': np.zeros((6, 2)),
+        'size': 4,
+      } | k
+    ),
+    ('words', 'counts', 'vectors', 'size', 'private', 'seed'),
+  ),
   'save': (words.save, ('path',)),
   'load': (slip.Vocabulary.load, ('path',)),
   'checkpoints': (slip.Checkpoints, ('folder',)),

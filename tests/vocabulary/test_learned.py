@@ -142,3 +142,25 @@ def test_no_cluster_is_empty_and_all_are_closer_than_a_grid(clusters):
   )
   _, grid = np.unique(x * side + y, return_inverse=True)
   assert cost(found) < cost(grid)
+
+
+@pytest.mark.parametrize(
+  ('given', 'said'),
+  [
+    ({'size': 1}, 'size must be a whole number, at least 2, got 1'),
+    ({'private': 1.0}, r'in \[0, 1\), got 1.0'),
+    ({'counts': np.ones(5, int)}, r'\[6\], .* got int64\[5\]'),
+    ({'counts': np.full(6, -1)}, 'integers from 0 on'),
+    ({'vectors': np.zeros((5, 2))}, r'\[6, D\], .* got float64\[5, 2\]'),
+    ({'vectors': np.full((6, 2), np.nan)}, 'finite floats'),
+    (
+      {'words': slip.Vocabulary.fit(np.arange(5), hash_rows=2)},
+      'a row for each id, got hash_rows 2',
+    ),
+  ],
+)
+def test_mistakes_are_told(given, said):
+  words = slip.Vocabulary.fit(np.arange(5))
+  good = {'counts': np.ones(6, int), 'vectors': np.zeros((6, 2)), 'size': 4}
+  with pytest.raises(slip.UserError, match=said):
+    slip.learned_hash(**{'words': words} | good | given)
