@@ -39,7 +39,7 @@ def launch(
   checkpoints = workdirs.checkpoints_at(where, config)
   devices = max(config.devices, processes)
   # Fewer devices must train the same program.
-  parts = config.parts or max(8, devices)
+  parts = max(8, devices) if config.parts is None else config.parts
   command = [sys.executable, '-m', 'experiments.run', *_others(sys.argv[1:])]
   command += [f'--config.parts={parts}', f'--workdir={where}']
   resume, saved = config.resume, workdirs.newest_step(checkpoints)

@@ -8,7 +8,6 @@ on our data.
 """
 
 import math
-import numbers
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -56,31 +55,8 @@ def learned_hash(
   Raises:
     UserError: an argument has another shape or is out of range.
   """
-  if not isinstance(words, Vocabulary):
-    raise UserError(
-      'a learned hash is made of the vocabulary of a pilot model',
-      got=type(words).__name__,
-      where=_WHERE + 'words',
-      hint='fit one with Vocabulary.fit(ids)',
-    )
-  check_whole(size, 2, _WHERE + 'size', 'give row 0 and a row to share')
-  check_seed(seed, _WHERE + 'seed')
-  if not (isinstance(private, numbers.Real) and 0 <= private < 1):
-    raise UserError(
-      'a share of rows must be a number in [0, 1)',
-      got=repr(private),
-      where=_WHERE + 'private',
-      hint='leave it out for 0.75',
-    )
-  if words.first_row > 1:
-    raise UserError(
-      'a pilot model must have a row for each id',
-      got=f'hash_rows {words.first_row - 1}',
-      where=_WHERE + 'words',
-      hint='fit the vocabulary without hash_rows',
-    )
-  counts = _of_rows(counts, words.size, 1, 'iu', 'counts')
-  vectors = _of_rows(vectors, words.size, 2, 'f', 'vectors')
+  _check(words, size, private, seed)
+  counts, vectors = _arrays(words.size, counts, vectors)
   if size >= words.size:
     return words
   own = int(private * (size - 1))
@@ -95,26 +71,59 @@ def learned_hash(
   return Vocabulary(known, size - 1 - own, size, shared)
 
 
-def _of_rows(
-  values: Any, rows: int, axes: int, kinds: str, name: str
-) -> np.ndarray:
-  """Returns an array that has an entry for each row.
-
-  Raises:
-    UserError: it has another shape or dtype, or a number is not finite.
-  """
-  array = as_array(values, _WHERE + name)
-  good = array.ndim == axes and len(array) == rows and array.dtype.kind in kinds
-  if not (good and np.isfinite(array).all() and (axes > 1 or min(array) >= 0)):
-    shape = f'[{rows}]' if axes == 1 else f'[{rows}, D]'
-    kind = 'integers from 0 on' if axes == 1 else 'finite floats'
+def _check(words: Any, size: Any, private: Any, seed: Any) -> None:
+  """Checks the arguments of `learned_hash` that are no arrays."""
+  if not isinstance(words, Vocabulary):
     raise UserError(
-      f'{name} must be {kind} {shape}, one for each row of words',
+      'a learned hash is made of the vocabulary of a pilot model',
+      got=type(words).__name__,
+      where=_WHERE + 'words',
+      hint='fit one with Vocabulary.fit(ids)',
+    )
+  check_whole(size, 2, _WHERE + 'size', 'give row 0 and a row to share')
+  check_seed(seed, _WHERE + 'seed')
+  if not (isinstance(private, int | float | np.floating) and 0 <= private < 1):
+    raise UserError(
+      'a share of rows must be a number in [0, 1)',
+      got=repr(private),
+      where=_WHERE + 'private',
+      hint='leave it out for 0.75',
+    )
+  if words.first_row > 1:
+    raise UserError(
+      'a pilot model must have a row for each id',
+      got=f'hash_rows {words.first_row - 1}',
+      where=_WHERE + 'words',
+      hint='fit the vocabulary without hash_rows',
+    )
+
+
+def _arrays(
+  rows: int, counts: Any, vectors: Any
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns counts [R] and vectors [R, D] as arrays."""
+  counts = as_array(counts, _WHERE + 'counts')
+  good = counts.shape == (rows,) and counts.dtype.kind in 'iu'
+  good = good and bool(counts.min() >= 0)
+  rule = f'integers from 0 on, [{rows}]'
+  _check_array(good, rule, counts, 'counts')
+  vectors = as_array(vectors, _WHERE + 'vectors')
+  good = vectors.dtype.kind == 'f' or vectors.dtype.name == 'bfloat16'
+  good = good and vectors.ndim == 2 and len(vectors) == rows
+  good = good and bool(np.isfinite(vectors).all())
+  rule = f'finite floats [{rows}, D]'
+  _check_array(good, rule, vectors, 'vectors')
+  return counts, vectors
+
+
+def _check_array(good: bool, rule: str, array: np.ndarray, name: str) -> None:
+  if not good:
+    raise UserError(
+      f'{name} must be {rule}, one for each row of words',
       got=f'{array.dtype}{list(array.shape)}',
       where=_WHERE + name,
       hint='count words.rows(ids), and give trainer.rows(table)',
     )
-  return array
 
 
 def cluster(

@@ -64,6 +64,14 @@ def test_texts_with_equal_hashes_keep_their_own_rows(monkeypatch):
   assert rows in ([1, 1, 1, 2, 2, 2], [2, 2, 2, 1, 1, 1])
 
 
+def test_rows_of_half_precision_are_taken():
+  words = slip.Vocabulary.fit(np.arange(5))
+  vectors = np.array([[0], [0], [0], [1], [1], [1]], 'bfloat16')
+  found = slip.learned_hash(words, np.ones(6, int), vectors, 3, private=0.0)
+  a, b, c, d, e = found.rows(np.arange(5))
+  assert a == b != c == d == e
+
+
 def alike(one, other):
   """Adjusted Rand index of two clusterings (Hubert and Arabie, 1985)."""
   table = np.zeros((one.max() + 1, other.max() + 1))
