@@ -113,10 +113,11 @@ class Watch:
     """Ends it after so many seconds without a step. 0: never.
 
     It waits three times as long while the thread is in JAX, where it may wait
-    for another process, which compiles.
+    for another process, which compiles. In the first step of a block it waits
+    there without a limit, as the first process may still write a checkpoint.
     """
     self._most = seconds if are_several() else 0
-    self._idle, self._taken = 0.0, 0
+    self._idle, self._taken, self._before = 0.0, 0, 0
     self._thread = threading.get_ident()
 
   @contextlib.contextmanager
@@ -130,7 +131,7 @@ class Watch:
     watcher = threading.Thread(
       target=self._watch, args=(ended,), name='slipstream-watch', daemon=True
     )
-    self._idle = 0.0
+    self._idle, self._before = 0.0, self._taken
     if self._most:
       watcher.start()
     try:
@@ -157,19 +158,20 @@ class Watch:
     """Says where the training thread is, and aborts, as JAX does."""
     frame = sys._current_frames()[self._thread]
     in_jax = _package(frame) == 'jax'
-    if in_jax and self._idle <= 3 * self._most:
+    first = self._taken == self._before
+    if in_jax and (first or self._idle <= 3 * self._most):
       return
     while frame.f_back and _package(frame) not in _OWN:
       frame = frame.f_back
     interrupts.last_words(
       f'process {jax.process_index()} has taken no step for {self._idle:g} s'
       f' (config.hang_seconds): it {"waits" if in_jax else "hangs"} in'
-      f' {frame.f_globals["__name__"]}, line {frame.f_lineno}'
+      f' {frame.f_globals.get("__name__")}, line {frame.f_lineno}'
     )
     os.abort()
 
 
 def _package(frame: types.FrameType) -> str:
   """Returns the package of the code that a frame runs."""
-  name: str = frame.f_globals['__name__']
+  name: str = frame.f_globals.get('__name__', '')  # code by `exec` has none
   return name.partition('.')[0]

@@ -26,7 +26,7 @@ _PILOT_DIM = 4
 
 
 class Past(NamedTuple):
-  """What is known of each row before training."""
+  """Counts and pilot vectors of all rows, from the stream's first third."""
 
   counts: np.ndarray
   """Lookups of each global row: i64[N]."""

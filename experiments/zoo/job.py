@@ -50,9 +50,9 @@ class Entry(NamedTuple):
   """`config.optimizer.dense`. Rates are then factors on its learning rate, and
   those of rows stay. Empty: that of the config."""
   way: str = ''
-  """How ids share rows, a name of `WAYS`. Empty: all data are as they are."""
+  """Name in `WAYS` of how ids share rows. Empty: as in the data."""
   fewer: int = 1
-  """By which the rows of each table are divided."""
+  """Factor by which each table has fewer rows."""
   longer: bool = False
   """Whether it is trained on the past as well, in which others only count."""
 

@@ -212,8 +212,8 @@ def _ids_of_table(name: str, table: Table, words: Any) -> TableIds:
 
 
 def _ids_of_words(words: Vocabulary, table: Table, name: str) -> TableIds:
-  hash_rows, size = words.get_state()['hash_rows'], table.vocabulary_size
-  least = words.size if table.unknown == 'error' else 1 + hash_rows
+  size = table.vocabulary_size
+  least = words.size if table.unknown == 'error' else words.first_row
   if size < least:
     raise UserError(
       'a table must have a row for each of its vocabulary to be exported',
@@ -237,6 +237,5 @@ def _known(
   """
   order = np.argsort(ids)
   rows = np.minimum(words.known_rows[order], last).astype('<i4')
-  hash_rows = words.get_state()['hash_rows']
-  vocabulary = layout.Vocabulary(kind, len(ids), '', hash_rows)
+  vocabulary = layout.Vocabulary(kind, len(ids), '', words.first_row - 1)
   return TableIds(vocabulary, (ids[order].astype('<i8'), rows))

@@ -45,6 +45,22 @@ def launch(folder, *more, processes=2, **options):
   )
 
 
+# A signal that comes between two steps tries again a little later.
+HANGS_IN_A_STEP = """
+import signal, time
+
+def hang(number, frame):
+  while frame and frame.f_code.co_name != 'take_step':
+    frame = frame.f_back
+  if frame:
+    time.sleep(1e6)
+  signal.setitimer(signal.ITIMER_REAL, 0.001)
+
+signal.signal(signal.SIGUSR1, hang)
+signal.signal(signal.SIGALRM, hang)
+"""
+
+
 def children_of(process):
   threads = pathlib.Path(f'/proc/{process.pid}/task').iterdir()
   return [
@@ -89,10 +105,7 @@ def test_a_run_starts_again_when_a_process_dies_or_freezes(
 
 def test_a_run_starts_again_when_a_training_thread_hangs(whole, tmp_path):
   """Its other threads live on, so that JAX does not notice."""
-  (tmp_path / 'sitecustomize.py').write_text(
-    'import signal, time\n'
-    'signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1e6))\n'
-  )
+  (tmp_path / 'sitecustomize.py').write_text(HANGS_IN_A_STEP)
   folder = tmp_path / 'run'
   path = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
   with launch(folder, env=os.environ | {'PYTHONPATH': path}) as process:
