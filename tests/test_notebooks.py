@@ -24,6 +24,7 @@ def test_a_notebook_names_the_repository(path):
   assert path.read_text() == repository.written(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
   with warnings.catch_warnings():

@@ -58,6 +58,7 @@ def folder(tmp_path_factory):
   return tmp_path_factory.mktemp('one')
 
 
+@pytest.mark.slow
 def test_processes_change_no_number(folder, tmp_path):
   one = of_one(folder, SHORT)
   assert one['resident'] == one['pinned']

@@ -38,6 +38,7 @@ def test_an_output_that_cannot_be_written_is_refused_first(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ['file']
 
 
+@pytest.mark.slow
 def test_embeddings_alone_are_timed_under_each_placement(tmp_path):
   command = [sys.executable, '-m', 'experiments.bench.embedding']
   output = tmp_path / 'figures.json'

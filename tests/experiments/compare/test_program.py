@@ -49,6 +49,7 @@ def whole(tmp_path_factory):
   max_examples=2,
   suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
+@pytest.mark.slow
 @given(stops=st.lists(st.integers(0, 5), min_size=1, max_size=2))
 def test_one_that_is_stopped_now_and_then_comes_to_the_same(
   stops, whole, tmp_path_factory, capsys
