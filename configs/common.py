@@ -103,6 +103,9 @@ def dlrm(
 ) -> None:
   """Adds section `model` of a DLRM."""
   model(config, 'dlrm', dim)
+  # Dim of each table, at most model.dim. Narrower rows end in zeros where they
+  # interact. None: model.dim for all.
+  config.model.dims = placeholder(tuple)
   config.model.bottom = bottom  # widths of the layers over the dense features
   # Widths of the layers over the interactions, without the last, of width 1.
   config.model.top = top

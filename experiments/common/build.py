@@ -97,12 +97,25 @@ def recipe(
 
 
 def tables(config: ml_collections.ConfigDict, data: Dataset) -> TableSet:
-  """Returns the data set's tables, with the config's dim, dtype and pooling."""
+  """Returns the data set's tables, with the config's dims, dtype and pooling.
+
+  Raises:
+    UserError: there are not as many dims as tables.
+  """
   model = config.model
+  dims = model.get('dims')
+  if dims is None:
+    dims = (model.dim,) * len(data.sizes)
+  if len(dims) != len(data.sizes):
+    raise UserError(
+      f'config.model.dims must have a dim for each of {len(data.sizes)} tables',
+      got=len(dims),
+      where='config.model.dims',
+      hint='give as many, or leave it out',
+    )
   scale = model.init_scale
   table = Table(
     vocabulary_size=1,  # replaced for each
-    embedding_dim=model.dim,
     dtype=model.table_dtype,
     initializer=None if scale is None else Uniform(scale),
   )
@@ -114,8 +127,8 @@ def tables(config: ml_collections.ConfigDict, data: Dataset) -> TableSet:
     }
   return TableSet(
     {
-      name: table._replace(vocabulary_size=size)
-      for name, size in data.sizes.items()
+      name: table._replace(vocabulary_size=size, embedding_dim=dim)
+      for (name, size), dim in zip(data.sizes.items(), dims, strict=True)
     },
     features,
   )

@@ -37,6 +37,7 @@ def _frame(model: ml_collections.ConfigDict) -> dict[str, Any]:
     'bottom': tuple(model.bottom),
     'top': tuple(model.top),
     'first_order': model.first_order,
+    'padded': model.get('dims') is not None,
     'normalization': model.normalization,
     'dtype': _dtype(model),
   }

@@ -32,6 +32,7 @@ from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.retrieval import NDCG, RECALL
+from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import Batch
 
 RUNS = 'zoo.csv'
@@ -274,15 +275,7 @@ def measure(
   before: int,
 ) -> Run:
   """Trains one run, and scores it on each half of the held-out examples."""
-  trainer = build.trainer(config, data, recipe, build.hot(config, data, recipe))
-  meter = Meter(trainer.engine.counters)
-  with build.batches(config, trainer, data, steps) as planned:
-    meter.start()
-    for at in train(trainer, planned, steps):
-      meter.add(at)
-      if at.step % config.log_steps == 0:
-        bar.show(before + at.step)
-    meter.stop()
+  trainer, meter = trained(config, data, recipe, steps, bar, before)
   choosing, metrics = (
     build.evaluated(config, trainer, _half(data, first)) for first in (0, 1)
   )
@@ -302,6 +295,27 @@ def measure(
     parameters=parameters,
     flops=flops,
   )
+
+
+def trained(
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  recipe: Recipe,
+  steps: int,
+  bar: Bar,
+  before: int,
+) -> tuple[TrainerParts, Meter]:
+  """Returns a new trainer after so many steps, and how long they took."""
+  trainer = build.trainer(config, data, recipe, build.hot(config, data, recipe))
+  meter = Meter(trainer.engine.counters)
+  with build.batches(config, trainer, data, steps) as planned:
+    meter.start()
+    for at in train(trainer, planned, steps):
+      meter.add(at)
+      if at.step % config.log_steps == 0:
+        bar.show(before + at.step)
+    meter.stop()
+  return trainer, meter
 
 
 class _EverySecond(SourceWrapper):
@@ -336,14 +350,15 @@ def cost_of(
   The FLOPs are those that XLA counts in the model, forward and backward, before
   it optimizes. Rows are not counted in either.
   """
-  size, features = config.data.batch_size, build.tables(config, data).features
+  size, tables = config.data.batch_size, build.tables(config, data)
   model, floats = adapt(model_of(config.model)), jnp.float32
   embeddings, real = {}, {}
-  for name, feature in features.items():
+  for name, feature in tables.features.items():
     shape = (
       (size, feature.max_length) if feature.combiner == 'none' else (size,)
     )
-    embeddings[name] = jax.ShapeDtypeStruct((*shape, config.model.dim), floats)
+    dim = tables.tables[feature.table].embedding_dim
+    embeddings[name] = jax.ShapeDtypeStruct((*shape, dim), floats)
     real[name] = jax.ShapeDtypeStruct((size, feature.max_length), bool)
   dense = jax.ShapeDtypeStruct((size, data.dense_features), floats)
   weights = jax.ShapeDtypeStruct((size,), floats)

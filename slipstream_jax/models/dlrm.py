@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from slipstream_jax.errors import choose, UserError
-from slipstream_jax.models.embedding import stacked
+from slipstream_jax.models.embedding import padded, stacked
 from slipstream_jax.models.interactions import Dot, Tokens
 from slipstream_jax.models.layers import MLP, side_by_side, widths_to_logit
 from slipstream_jax.models.normalization import Features, NORMALIZATIONS
@@ -34,6 +34,8 @@ class TokenModel(nn.Module):
       1 is optional: (64, 32) and (64, 32, 1) are the same model.
     first_order: whether the last element of a row is its weight in the logit,
       the linear part of a factorization machine. D - 1 elements then interact.
+    padded: whether narrower embeddings are filled up with zeros, so that tables
+      may differ in dim. Otherwise they are refused.
     normalization: a name of `NORMALIZATIONS`, applied to the top MLP's input.
     dtype: dtype of matrix products, 'float32' or 'bfloat16'. Their sums, the
       parameters and all else are f32.
@@ -42,6 +44,7 @@ class TokenModel(nn.Module):
   bottom: Sequence[int] = (512, 256, 64, 16)
   top: Sequence[int] = (512, 256)
   first_order: bool = False
+  padded: bool = False
   normalization: str = 'none'
   dtype: str = 'float32'
 
@@ -65,10 +68,14 @@ class TokenModel(nn.Module):
     Raises:
       UserError: the bottom MLP does not end at the vectors' width, the
         normalization does not exist, the examples are sequences, or the
-        embeddings differ in dim.
+        embeddings differ in dim, or are too wide to be padded.
     """
     name = type(self).__name__
     choose(NORMALIZATIONS, self.normalization, f'{name}, normalization')
+    if self.padded:
+      embeddings = padded(
+        embeddings, self.bottom[-1] + self.first_order, self.first_order, name
+      )
     rows = stacked(embeddings, name)
     vectors = rows[..., :-1] if self.first_order else rows
     self._check(rows.shape, vectors.shape[-1])

@@ -174,3 +174,34 @@ def stacked(embeddings: Embeddings, where: str) -> jax.Array:
         ' by name',
       )
   return jnp.stack(list(embeddings.values()), axis=1)
+
+
+def padded(
+  embeddings: Embeddings, dim: int, weighted: bool, where: str
+) -> dict[str, jax.Array]:
+  """Returns embeddings f32[..., dim], with zeros where they were narrower.
+
+  Args:
+    embeddings: by feature name, f32[..., d] with d of at most `dim`.
+    dim: width of the results.
+    weighted: whether the last element is a weight of its own. It stays last.
+    where: name of the model.
+
+  Raises:
+    UserError: one is wider.
+  """
+  wide = {}
+  for name, x in embeddings.items():
+    *shape, width = x.shape
+    if width > dim:
+      raise UserError(
+        f'embeddings to pad must have a dim of at most {dim}',
+        got=f'{width} of feature {name!r}',
+        where=f'{where}, embeddings',
+        hint='give its table a smaller dim, or let bottom end in a wider layer',
+      )
+    zeros = jnp.zeros((*shape, dim - width), x.dtype)
+    own = width - weighted
+    parts = [x[..., :own], zeros, x[..., own:]]
+    wide[name] = jnp.concatenate(parts, axis=-1)
+  return wide

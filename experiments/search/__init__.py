@@ -1,0 +1,1 @@
+"""Searches widths, depths, interactions and dims of a click model."""
