@@ -40,7 +40,7 @@ INTERACTIONS: dict[str, dict[str, Any]] = {
 """Keys of `config.model` for each interaction of a space, by name."""
 MOST = 3.0
 """Most FLOPs of a supernet's training, as a multiple of those of one run."""
-WARM_UP = 0.2
+WARM_UP = 0.5
 """Share of the steps in which weights alone are trained."""
 TURN = 40, 10
 """Batches that train weights, and then logits, in turn. Each batch is new."""

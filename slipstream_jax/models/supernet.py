@@ -35,7 +35,7 @@ Logits = Mapping[str, Any]
 arrays of JAX or numpy."""
 ARCHITECTURE = 'architecture'
 """Name of the logits among the parameters of a supernet."""
-_DIMS = 'dims'
+_DIMS, _INTERACTION = 'dims', 'interaction'
 
 
 class Space(NamedTuple):
@@ -89,10 +89,17 @@ class _Layer(NamedTuple):
   inputs: tuple[int, ...]
   """Widths of its inputs."""
   outputs: tuple[int, ...]
-  """Widths of its outputs. Each is a decision, unless it has one option."""
+  """Widths of its outputs."""
   skips: bool
   """Whether an output may be the input of the same place as it is. It is then
   the last option."""
+
+  def decision(self, width: int) -> str:
+    """Returns the decision of the output of this width.
+
+    The first layer above the interaction has one for all: the interaction.
+    """
+    return _INTERACTION if self.name == 'top_0' else f'{self.name}_{width}'
 
 
 def interaction_of(model: TokenModel) -> Callable[..., nn.Module]:
@@ -204,7 +211,7 @@ class Supernet(nn.Module):
     keys = jax.random.split(rng, len(shapes))
     return {
       name: jax.nn.softmax(
-        (x + jax.random.gumbel(key, (examples, *x.shape))) / temperature
+        (x[None] + jax.random.gumbel(key, (examples, *x.shape))) / temperature
       )
       for key, (name, x) in zip(keys, logits.items(), strict=True)
     }
@@ -268,7 +275,7 @@ def decisions(space: Space) -> dict[str, tuple[int, ...]]:
   for part, count in (('bottom', 1), ('top', len(space.interactions))):
     for layer in _layers(space, part, [0] * count):
       options = len(layer.inputs) + layer.skips
-      names = [f'{layer.name}_{width}' for width in layer.outputs]
+      names = map(layer.decision, layer.outputs)
       shapes |= {name: (options,) for name in names if options > 1}
   return shapes
 
@@ -435,8 +442,10 @@ def _fold(
       options = [own[place] for own in of_inputs]
       if layer.skips:
         options.append(values[place])
-      name = f'{layer.name}_{width}'
-      outputs.append(choose(name, options) if len(options) > 1 else options[0])
+      if len(options) > 1:
+        outputs.append(choose(layer.decision(width), options))
+      else:
+        outputs += options
     values = outputs
   (value,) = values
   return value

@@ -10,12 +10,14 @@ import pytest
 
 import slip_serve
 import slipstream_jax as slip
+from slipstream_jax.models.supernet import interaction_of, Space, Supernet
 from slipstream_jax.placement import cached
 from tests.api.shop import PHASES, state_of
 
 BATCH, EXAMPLES, STEPS, DIM = 16, 320, 36, 5
 SMALL = {'bottom': (4,), 'top': (6,)}  # beside a weight for each row
 ALL = {**SMALL, 'bottom': (DIM,)}
+FM = slip.DHEN(layers=(('fm',),))
 MODELS = {
   'dcn': slip.DCN(**ALL, crosses=2, rank=2),
   'deepfm': slip.DeepFM(**SMALL),  # of which Wide & Deep is a part
@@ -23,6 +25,17 @@ MODELS = {
     **ALL,
     layers=(('dot', 'low_rank_cross'), ('attention', 'fm', 'linear')),
     tokens=5,
+  ),
+  'supernet': Supernet(
+    Space(
+      (('dot', interaction_of(slip.DLRM())), ('fm', interaction_of(FM))),
+      tables=(0, 1, 1),
+      widths=(3, 4),
+      bottom=2,
+      top=3,
+      dims=(2, DIM),
+    ),
+    steps=30,
   ),
   'two_tower': slip.TwoTower(widths=(6, 4), log_q=1),
   'sasrec': slip.SASRec(blocks=1, top=(4,)),
@@ -39,9 +52,16 @@ SKIPS = {
   'surprise': slip.Skip(0.3, 'surprise', phases=PHASES),
   'rows': slip.Skip(0.4, mode='rows', phases=PHASES),
 }
-# Each model with one way to skip, in three placements of its own.
+# Each model with one way to skip, in three placements of its own. A supernet
+# takes long to compile.
 CASES = [
-  (name, [*SKIPS][number % 2], number) for number, name in enumerate(MODELS)
+  pytest.param(
+    name,
+    [*SKIPS][number % 2],
+    number,
+    marks=[pytest.mark.slow] * (name == 'supernet'),
+  )
+  for number, name in enumerate(MODELS)
 ]
 ADAGRAD, ADAM = slip.rowwise_adagrad(0.1), optax.adam(1e-2)
 
