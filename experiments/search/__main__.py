@@ -1,20 +1,21 @@
 r"""Searches a click model: trains all of a space at once, and samples some.
 
     python -m experiments.search [--config=configs/criteo.py:sample] \
-        [--data=FILE] [--budget=1] [--prices=0,0.001,0.003,0.01] [--nets=4] \
-        [--widths=16,32,64] [--rate=3] [--seeds=3] [--steps=N] [--workdir=DIR]
+        [--data=FILE] [--budget=1] [--prices=0,0.001,0.003,0.01] \
+        [--supernet=3] [--nets=4] [--widths=16,32,64] [--rate=3] [--seeds=3] \
+        [--steps=N] [--workdir=DIR]
 
 Without --config the data are the synthetic stream with planted interactions.
 The space has hidden layers of the given widths, one more below and one more
 above the interaction than the config's DLRM. The interaction is DLRM's
 products, one or two of DCN's crosses, or a layer of DHEN. Each table has the
 config's dim, half of it or a quarter. A supernet of all these nets is trained
-with up to three times the FLOPs of one run, once for each price. A price is the
-log loss that a net may cost more if its FLOPs, or the elements of its tables,
-are fewer by a factor of e. Some nets are sampled from each supernet and trained
-from scratch. Then nets that are drawn at random are trained for as many seconds
-as all of this took. The config's own model is trained as well. All nets have at
-most --budget times its FLOPs.
+once for each price, with up to --supernet times the FLOPs of one run. A price
+is the log loss that a net may cost more if its FLOPs, or the elements of its
+tables, are fewer by a factor of e. Some nets are sampled from each supernet and
+trained from scratch. Then nets that are drawn at random are trained for as many
+seconds as all of this took. The config's own model is trained as well. All nets
+have at most --budget times its FLOPs.
 
 One half of the held-out examples chooses a net, and the other half scores it.
 Nothing is skipped. Writes search.csv, a line per training as soon as it ends,
@@ -37,6 +38,11 @@ flags.DEFINE_list(
   'prices',
   ['0', '0.001', '0.003', '0.01'],
   'Log loss per factor of e in FLOPs or elements; a supernet for each.',
+)
+flags.DEFINE_float(
+  'supernet',
+  3.0,
+  "FLOPs of a supernet's training, as a multiple of those of one run.",
 )
 flags.DEFINE_integer('nets', 4, 'Nets sampled from each supernet.', 1)
 flags.DEFINE_list(

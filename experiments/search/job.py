@@ -6,6 +6,7 @@ import math
 import pathlib
 import sys
 from typing import Any
+import zlib
 
 import ml_collections
 import numpy as np
@@ -48,6 +49,7 @@ def search(
   data: str | None,
   budget: float,
   prices: Sequence[str],
+  supernet: float,
   nets: int,
   widths: Sequence[str],
   rate: float,
@@ -77,6 +79,7 @@ def search(
   flags: dict[str, Any] = {
     'budget': _numbers([str(budget)], '--budget', 1e-3)[0],
     'prices': _numbers(prices, '--prices', 0.0),
+    'supernet': _numbers([str(supernet)], '--supernet', 1e-3)[0],
     'nets': nets,
     'widths': [int(one) for one in widths and _numbers(widths, '--widths', 2)],
   }
@@ -103,9 +106,9 @@ def search(
     best = page.best([one for one in trials if one.seed == seed], budget)
     if FOUND in best:
       net = _net(best[FOUND].what)
-      found = with_net(own, net)
-      found.skip.mode = skip
-      _write_config(place / f'found_{seed}.py', found, again)
+      of_net = with_net(own, net)
+      of_net.skip.mode = skip
+      _write_config(place / f'found_{seed}.py', of_net, again)
   about = machine.in_words(machine.here(again))
   table = page.write_page(place, first, trials, budget, about)
   screen.print(report.table('the best net of each search', table))
@@ -123,10 +126,10 @@ def _check_model(model: ml_collections.ConfigDict) -> None:
   """Checks that a space can be made around the model of a config."""
   wanted = {'name': 'dlrm', 'first_order': False, 'normalization': 'none'}
   for key, value in {**wanted, 'dims': None}.items():
-    if model[key] != value:
+    if model.get(key) != value:
       raise UserError(
         f'a search starts from a DLRM whose {key} is {value!r}',
-        got=repr(model[key]),
+        got=repr(model.get(key)),
         where=f'config.model.{key}',
         hint=f'set --config.model.{key}={value}, or take'
         ' configs/criteo.py:planted',
@@ -163,12 +166,13 @@ class _Seed:
     keep: Callable[[Trial], None],
     budget: float,
     prices: Sequence[float],
+    supernet: float,
     nets: int,
     widths: Sequence[int],
   ) -> None:
     """Runs nothing yet. `keep` is called with each trial that is finished."""
     self._config, self._keep = config, keep
-    self._prices, self._nets = prices, nets
+    self._prices, self._nets, self._most_supernet = prices, nets, supernet
     self._done = {trial.key: trial for trial in done}
     self._data = datasets.dataset(config)
     self._steps = build.total_steps(config, self._data)
@@ -184,20 +188,23 @@ class _Seed:
       supernet = self._supernet(bar, price)
       logits = json.loads(supernet.what)
       seconds += supernet.seconds
-      for number, net in enumerate(self._sampled(logits, self._nets)):
+      for number, net in enumerate(self._sampled(logits, price, self._nets)):
         seconds += self._trained(bar, FOUND, price, number, net).seconds
     equal = {name: np.zeros(x) for name, x in decisions(self._space).items()}
     spent = 0.0
-    for number, net in enumerate(self._sampled(equal, _TRIES)):
+    for number, net in enumerate(self._sampled(equal, -1.0, _TRIES)):
       if spent < seconds:
         spent += self._trained(bar, RANDOM, 0.0, number, net).seconds
 
-  def _sampled(self, logits: Logits, count: int) -> list[Net]:
+  def _sampled(self, logits: Logits, price: float, count: int) -> list[Net]:
     """Returns up to `count` nets within the budget, each once.
+
+    Another seed or price draws others, also from equal logits.
 
     If none is, returns the one with the fewest FLOPs that was drawn.
     """
-    rng = np.random.default_rng(self._config.seed)
+    key = zlib.crc32(repr(price).encode())
+    rng = np.random.default_rng([self._config.seed, key])
     draws = [sampled(self._space, logits, rng) for _ in range(_TRIES)]
     draws = list(dict.fromkeys(draws))
     flops = {net: cost_of(self._inputs, net)[0] for net in draws}
@@ -210,7 +217,13 @@ class _Seed:
     if key in self._done:
       return self._done[key]
     config, space, inputs = self._config, self._space, self._inputs
-    steps = supernet_steps(space, inputs, self._own, self._steps)
+    steps = supernet_steps(
+      space, inputs, self._own, self._steps, self._most_supernet
+    )
+    # Logits must not see the examples that weights have learned by heart.
+    if self._data.train_examples is not None:
+      once = self._data.train_examples // config.data.batch_size
+      steps = max(1, min(steps, once))
     recipe = recipe_of(config, self._data, space, inputs, price, steps)
     self._begin(bar, f'supernet at price {price:g}', steps)
     trainer, meter = trained(config, self._data, recipe, steps, bar, 0)

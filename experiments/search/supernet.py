@@ -38,8 +38,6 @@ INTERACTIONS: dict[str, dict[str, Any]] = {
   'dot + linear': {'name': 'dhen', 'layers': (('dot', 'linear'),)},
 }
 """Keys of `config.model` for each interaction of a space, by name."""
-MOST = 3.0
-"""Most FLOPs of a supernet's training, as a multiple of those of one run."""
 WARM_UP = 0.5
 """Share of the steps in which weights alone are trained."""
 TURN = 40, 10
@@ -106,9 +104,19 @@ def space_of(
   return space._replace(interactions=kept), inputs
 
 
-def supernet_steps(space: Space, inputs: Inputs, own: Net, steps: int) -> int:
-  """Returns the steps of a supernet, at most those of a run of `own`."""
-  share = MOST * cost_of(inputs, own)[0] / flops_of(space, inputs)
+def supernet_steps(
+  space: Space, inputs: Inputs, own: Net, steps: int, most: float
+) -> int:
+  """Returns the steps of a supernet beside a run of a net.
+
+  Args:
+    space: the nets.
+    inputs: sizes of the data.
+    own: the net of the run.
+    steps: of the run. The supernet has at most as many.
+    most: FLOPs of the supernet's steps, as a multiple of those of the run.
+  """
+  share = most * cost_of(inputs, own)[0] / flops_of(space, inputs)
   return max(1, min(steps, round(steps * share)))
 
 

@@ -30,6 +30,7 @@ BAD = {
   'model.name': 'dlmr',
   'model.dim': 0,
   'model.bottom': (64, 12),
+  'model.dims': (16,),
   'model.normalization': 'group',
   'model.compute_dtype': 'float64',
   'model.table_dtype': 'int8',
