@@ -2,8 +2,8 @@ r"""Searches a click model: trains all of a space at once, and samples some.
 
     python -m experiments.search [--config=configs/criteo.py:sample] \
         [--data=FILE] [--budget=1] [--prices=0,0.001,0.003,0.01] \
-        [--supernet=3] [--nets=4] [--widths=16,32,64] [--rate=3] [--seeds=3] \
-        [--steps=N] [--workdir=DIR]
+        [--supernet=3] [--nets=4] [--widths=16,32,64] [--interactions=cross] \
+        [--rate=3] [--seeds=3] [--steps=N] [--workdir=DIR]
 
 Without --config the data are the synthetic stream with planted interactions.
 The space has hidden layers of the given widths, one more below and one more
@@ -49,6 +49,11 @@ flags.DEFINE_list(
   'widths',
   [],
   "Widths of hidden layers; the config's and half its least by default.",
+)
+flags.DEFINE_list(
+  'interactions',
+  ['fm', 'low-rank cross', 'cross', 'dot + linear'],
+  "Interactions beside the DLRM's, 'dot'.",
 )
 flags.DEFINE_float('rate', 1.0, "Factor on the config's learning rates.")
 flags.DEFINE_integer('seeds', 1, 'Seeds, from config.seed on.', 1)

@@ -20,6 +20,7 @@ from experiments.common.workdir import folder, writable
 from experiments.search import page
 from experiments.search.page import FOUND, OWN, RANDOM, SUPERNET, Trial, WORDS
 from experiments.search.supernet import (
+  INTERACTIONS,
   own_net,
   recipe_of,
   space_of,
@@ -29,7 +30,7 @@ from experiments.search.supernet import (
 from experiments.zoo.job import configured, Entry, measure, trained
 from experiments.zoo.page import Cell
 from slipstream_jax.engine.buffers import to_host
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.files import replace
 from slipstream_jax.models.supernet import (
   ARCHITECTURE,
@@ -52,6 +53,7 @@ def search(
   supernet: float,
   nets: int,
   widths: Sequence[str],
+  interactions: Sequence[str],
   rate: float,
   seeds: int,
   steps: int,
@@ -82,7 +84,10 @@ def search(
     'supernet': _numbers([str(supernet)], '--supernet', 1e-3)[0],
     'nets': nets,
     'widths': [int(one) for one in widths and _numbers(widths, '--widths', 2)],
+    'interactions': [*interactions],
   }
+  for name in interactions:
+    choose(INTERACTIONS, name, '--interactions')
   screen = report.console()
   place = writable(str(folder(workdir, 'search-')), '--workdir')
   again = cli.again(*([] if workdir else [f'--workdir={place}']))
@@ -169,6 +174,7 @@ class _Seed:
     supernet: float,
     nets: int,
     widths: Sequence[int],
+    interactions: Sequence[str],
   ) -> None:
     """Runs nothing yet. `keep` is called with each trial that is finished."""
     self._config, self._keep = config, keep
@@ -176,7 +182,9 @@ class _Seed:
     self._done = {trial.key: trial for trial in done}
     self._data = datasets.dataset(config)
     self._steps = build.total_steps(config, self._data)
-    self._space, self._inputs = space_of(config, self._data, widths, budget)
+    self._space, self._inputs = space_of(
+      config, self._data, widths, interactions, budget
+    )
     self._own = own_net(config, self._data)
     self._most = budget * cost_of(self._inputs, self._own)[0]
 

@@ -64,12 +64,18 @@ def space_of(
   config: ml_collections.ConfigDict,
   data: Dataset,
   widths: Sequence[int],
+  interactions: Sequence[str],
   budget: float,
 ) -> tuple[Space, Inputs]:
   """Returns the space around a DLRM, and what its nets cost.
 
-  Interactions that alone have more FLOPs than `budget` times the DLRM are left
-  out.
+  Args:
+    config: of the DLRM.
+    data: what is trained on.
+    widths: of hidden layers. Empty: those of the DLRM, and half of the least.
+    interactions: names in `INTERACTIONS`.
+    budget: interactions that alone have more FLOPs than this multiple of the
+      DLRM are left out, but for its own.
   """
   model, names, own = config.model, list(data.sizes), own_net(config, data)
   hidden = sorted({*model.bottom[:-1], *model.top})
@@ -85,7 +91,7 @@ def space_of(
           )
         ),
       )
-      for name in INTERACTIONS
+      for name in dict.fromkeys((OWN, *interactions))
     ),
     tables=tuple(names.index(one.table) for one in data.features.values()),
     widths=tuple(sorted({*widths} or {max(2, hidden[0] // 2), *hidden})),

@@ -9,6 +9,7 @@ import numpy as np
 from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.errors import UserError
+from slipstream_jax.selection.gain import VERDICTS
 from slipstream_jax.training.metrics import Metrics
 
 SHORT = 0.02
@@ -53,17 +54,33 @@ class History(NamedTuple):
     parts = [f'{len(self.losses):,} steps']
     if len(self.losses):
       parts.append(f'loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}')
-    left_out, seen = self.counters.examples_dropped, self.counters.examples_seen
-    if left_out or self.asked:
-      part = f'{left_out:,} of {seen:,} examples left out'
-      if self.asked and left_out < (self.asked - SHORT) * seen:
-        part += f', fewer than the {self.asked:.0%} asked for'
-      parts.append(part)
+    parts += self.skipping_in_words()
     if self.validations:
       parts.append(f'{len(self.validations)} validations')
     if self.best is not None:
       parts.append(f'the best after step {self.best.step:,}')
     return f'History({", ".join(parts)})'
+
+  def skipping_in_words(self) -> list[str]:
+    """Returns what was left out, and what speaks against it; [] if nothing."""
+    left_out, seen = self.counters.examples_dropped, self.counters.examples_seen
+    if not (left_out or self.asked):
+      return []
+    words = [f'{left_out:,} of {seen:,} examples left out']
+    if self.asked and left_out < (self.asked - SHORT) * seen:
+      words[0] += f', fewer than the {self.asked:.0%} asked for'
+    if self.choosing is not None and self.choosing != VERDICTS[0]:
+      words.append(self.choosing)
+    return words
+
+  @property
+  def choosing(self) -> str | None:
+    """Whether choosing examples by scores can pay, in words.
+
+    By the last report of the scorer in these events. None: there was none.
+    """
+    last = [event['verdict'] for event in self.events if 'verdict' in event]
+    return VERDICTS[last[-1]] if last else None
 
   @property
   def best(self) -> Validation | None:

@@ -222,6 +222,8 @@ class TrainingBar:
     self._screen.print(
       f'{self._steps:,} steps in {seconds}{loss}', highlight=False
     )
+    for words in history.skipping_in_words():
+      self._screen.print(words, highlight=False)
     if history.validations:
       self._screen.print(table_of(history))
 

@@ -98,6 +98,28 @@ def test_a_run_says_that_less_was_left_out_than_asked():
     assert trainer.train(shop.source(), epochs=1, skip=freezing).asked is None
 
 
+@pytest.mark.parametrize(
+  ('noise', 'says'),
+  [(True, 'no better than the base rate'), (False, 'may pay')],
+)
+def test_a_run_says_whether_choosing_can_pay(noise, says):
+  """By labels that ids say nothing of, and by labels that they decide."""
+  rng = np.random.default_rng(0)
+  ids = rng.integers(0, 50, 40_000)
+  labels = rng.random(len(ids)) < (0.2 if noise else (ids % 10 == 0) * 0.9)
+  none = np.zeros((len(ids), 0))
+  source = slip.batches(none, {'id': ids}, labels, batch_size=500, seed=0)
+  model = slip.Functions(
+    lambda key, dense, rows: {},
+    lambda params, dense, rows: rows['id'].sum(axis=1),
+  )
+  with slip.Trainer(model, {'id': slip.Table(50, 4)}) as trainer:
+    skip = slip.Skip(0.3, phases=slip.Phases(warm_up=5, settle=5))
+    history = trainer.train(source, steps=60, skip=skip)
+  assert says in history.choosing
+  assert (says in repr(history)) == noise
+
+
 def test_a_validated_run_reads_like_this():
   with shop.trainer() as trainer:
     history = trainer.train(

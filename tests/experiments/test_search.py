@@ -38,6 +38,7 @@ def search(workdir, config=None, **more):
     'supernet': 3.0,
     'nets': 1,
     'widths': [],
+    'interactions': ['fm'],
     'rate': 1.0,
     'seeds': 1,
     'steps': 6,
@@ -101,6 +102,7 @@ def test_a_stopped_search_continues_and_leaves_a_config_that_trains(
     ({}, {'budget': 0.0}, ('--budget', '0.001')),
     ({}, {'prices': ['0', 'x']}, ('--prices', '0,x')),
     ({}, {'widths': ['1']}, ('--widths', '1')),
+    ({}, {'interactions': ['dots']}, ('--interactions', 'dots')),
     ({}, {'rate': float('nan')}, ('--rate', 'nan')),
     ({'model.first_order': True}, {}, ('config.model.first_order', 'True')),
     ({'model.normalization': 'layer'}, {}, ('config.model.normalization',)),
@@ -118,7 +120,7 @@ def setting(price):
   config = small()
   config.skip.mode = 'off'
   data = datasets.dataset(config)
-  space, inputs = supernet.space_of(config, data, [], 1.5)
+  space, inputs = supernet.space_of(config, data, [], ['fm'], 1.5)
   recipe = supernet.recipe_of(config, data, space, inputs, price, 400)
   dense = np.zeros((2, 4), np.float32)
   rows = {name: np.zeros((2, 4), np.float32) for name in data.features}
