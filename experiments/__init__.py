@@ -6,6 +6,7 @@ doctor: checks machine, config and data before a long run.
 prepare: packs raw files once, for many experiments.
 compare: trains with and without skipping, side by side.
 zoo: trains all models of a family, side by side.
+search: searches widths, depths, an interaction and dims of a click model.
 evaluate: evaluates a run's checkpoint on held-out examples or on a file.
 checkpoints: lists a run's checkpoints, copies the newest, converts old ones.
 export: writes a run's model and rows into a folder that `slip_serve` reads.

@@ -8,14 +8,14 @@ r"""Searches a click model: trains all of a space at once, and samples some.
 Without --config the data are the synthetic stream with planted interactions.
 The space has hidden layers of the given widths, one more below and one more
 above the interaction than the config's DLRM. The interaction is DLRM's
-products, one or two of DCN's crosses, or a layer of DHEN. Each table has the
-config's dim, half of it or a quarter. A supernet of all these nets is trained
-once for each price, with up to --supernet times the FLOPs of one run. A price
-is the log loss that a net may cost more if its FLOPs, or the elements of its
-tables, are fewer by a factor of e. Some nets are sampled from each supernet and
-trained from scratch. Then nets that are drawn at random are trained for as many
-seconds as all of this took. The config's own model is trained as well. All nets
-have at most --budget times its FLOPs.
+products, a sum of products, a cross of DCN-v2, or a layer of DHEN. Each table
+has the config's dim, half of it or a quarter. A supernet of all these nets is
+trained once for each price, with up to --supernet times the FLOPs of one run. A
+price is the log loss that a net may cost more if its FLOPs, or the elements of
+its tables, are fewer by a factor of e. Some nets are sampled from each supernet
+and trained from scratch. Then nets that are drawn at random are trained for as
+many seconds as all of this took. The config's own model is trained as well. All
+nets have at most --budget times its FLOPs.
 
 One half of the held-out examples chooses a net, and the other half scores it.
 Nothing is skipped. Writes search.csv, a line per training as soon as it ends,

@@ -51,6 +51,7 @@ PROGRAMS = {  # and whether they take a config
   'doctor.__main__': True,
   'report.__main__': False,
   'reproduce.__main__': False,
+  'search.__main__': True,
   'zoo.__main__': True,
 }
 CONFIGS = [avazu, criteo, movielens, taobao, terabyte, tfds]
@@ -76,7 +77,8 @@ def test_help_says_what_there_is(name):
   for flag in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source):
     assert f'\n  --{flag}=' in text
   assert ('--config=FILE' in text) == has_config
-  variant = {'zoo.__main__': 'planted'}.get(name, '')
+  planted = name in ('zoo.__main__', 'search.__main__')
+  variant = 'planted' if planted else ''
   for key, value in usage.keys_of(criteo.get_config(variant)):
     line = f'--config.{key}={value}'.replace(' ', '')
     assert (f'\n  {line}' in text) == has_config
