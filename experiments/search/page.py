@@ -10,6 +10,7 @@ from experiments.common import page
 from experiments.common.estimates import (
   change,
   mean,
+  NONE,
   quality,
   ratio,
   sure,
@@ -162,6 +163,8 @@ def figures(trials: Sequence[Trial], budget: float) -> list[dict[str, str]]:
     beside = _Beside([o[kind] for o in having], [o[OWN] for o in having])
     count = sum(trial.kind == kind for trial in trials) / len(seeds)
     row = {'net': kind, **beside.row(), 'nets a seed': f'{count:.1f}'}
+    if kind == OWN:
+      row['minus own'] = NONE
     row['cost in runs'] = _cost(seeds, kinds, None)
     rows.append({**row, 'seeds': str(len(having))})
   return rows
@@ -246,7 +249,6 @@ def _picture(trials: Sequence[Trial]) -> page.Picture:
   axis.plot(1, 0, 's', color=page.color('ink'), label=OWN)
   axis.set_xlabel('FLOPs of own')
   axis.set_ylabel('log loss minus own')
-  page.log_axis(axis.xaxis, (1, 2, 5))
   page.legend(drawing)
   return page.Picture(
     'Log loss against FLOPs',

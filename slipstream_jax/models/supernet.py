@@ -46,7 +46,7 @@ class Space(NamedTuple):
   tables: tuple[int, ...]
   """Number of the table of each feature, from 0."""
   widths: tuple[int, ...] = (16, 32, 64)
-  """Widths of hidden layers, ascending."""
+  """Widths of hidden layers, at least 2, ascending."""
   bottom: int = 3
   """Most layers over the dense features, at least 2."""
   top: int = 4
@@ -209,12 +209,13 @@ class Supernet(nn.Module):
     taken.value += 1
     assert rng is not None
     keys = jax.random.split(rng, len(shapes))
-    return {
-      name: jax.nn.softmax(
-        (x[None] + jax.random.gumbel(key, (examples, *x.shape))) / temperature
-      )
-      for key, (name, x) in zip(keys, logits.items(), strict=True)
-    }
+
+    def drawn(key: jax.Array, x: jax.Array) -> jax.Array:
+      noise = jax.random.gumbel(key, (examples, *x.shape))
+      return jax.nn.softmax((x[None] + noise) / temperature)
+
+    pairs = zip(keys, shapes, strict=True)
+    return {name: drawn(key, logits[name]) for key, name in pairs}
 
   def _mlp(
     self,
@@ -234,7 +235,7 @@ class Supernet(nn.Module):
         dot_general=summed_in_f32,
         name=f'{layer.name}_{place}',
       )(x)
-      if layer.outputs != (1,):
+      if part == 'bottom' or layer.outputs != (1,):
         x = nn.relu(x)
       return jnp.split(x, np.cumsum(layer.outputs)[:-1], axis=1)
 
@@ -454,11 +455,11 @@ def _fold(
 def _check(space: Space, rows: tuple[int, ...]) -> None:
   for name in ('bottom', 'top'):
     check_whole(getattr(space, name), 2, f'Space.{name}', 'give a few layers')
-  for name in ('widths', 'dims'):
+  for name, least in (('widths', 2), ('dims', 1)):
     given = getattr(space, name)
-    if not given or list(given) != sorted({*given}) or given[0] < 1:
+    if not given or list(given) != sorted({*given}) or given[0] < least:
       raise UserError(
-        f'{name} must be whole numbers above 0, ascending',
+        f'{name} must be whole numbers of at least {least}, ascending',
         got=list(given),
         where=f'Space.{name}',
         hint='give each once, such as (4, 8, 16)',

@@ -284,7 +284,14 @@ def test_the_planted_interaction_is_found():
 
 
 @pytest.mark.parametrize(
-  'wrong', [{'bottom': 1}, {'widths': (3, 2)}, {'dims': ()}, {'dims': (2, 3)}]
+  'wrong',
+  [
+    {'bottom': 1},
+    {'widths': (1, 2)},
+    {'widths': (3, 2)},
+    {'dims': ()},
+    {'dims': (2, 3)},
+  ],
 )
 def test_a_space_that_cannot_be_searched_is_refused(wrong):
   supernet = Supernet(SPACE._replace(**wrong), 10)
