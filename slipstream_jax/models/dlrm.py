@@ -34,19 +34,19 @@ class TokenModel(nn.Module):
       1 is optional: (64, 32) and (64, 32, 1) are the same model.
     first_order: whether the last element of a row is its weight in the logit,
       the linear part of a factorization machine. D - 1 elements then interact.
-    padded: whether narrower embeddings are filled up with zeros, so that tables
-      may differ in dim. Otherwise they are refused.
     normalization: a name of `NORMALIZATIONS`, applied to the top MLP's input.
     dtype: dtype of matrix products, 'float32' or 'bfloat16'. Their sums, the
       parameters and all else are f32.
+    padded: whether narrower embeddings are filled up with zeros, so that tables
+      may differ in dim. Otherwise they are refused.
   """
 
   bottom: Sequence[int] = (512, 256, 64, 16)
   top: Sequence[int] = (512, 256)
   first_order: bool = False
-  padded: bool = False
   normalization: str = 'none'
   dtype: str = 'float32'
+  padded: bool = False
 
   @nn.compact
   def __call__(
