@@ -7,6 +7,7 @@ A model of one's own is a subclass with another `interact`.
 """
 
 from collections.abc import Sequence
+import dataclasses
 
 from flax import linen as nn
 import jax
@@ -46,7 +47,7 @@ class TokenModel(nn.Module):
   first_order: bool = False
   normalization: str = 'none'
   dtype: str = 'float32'
-  padded: bool = False
+  padded: bool = dataclasses.field(default=False, kw_only=True)
 
   @nn.compact
   def __call__(

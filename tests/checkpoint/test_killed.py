@@ -66,6 +66,7 @@ def assert_is_whole(folder, kind):
   assert_same_bits(everything(trainer), rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS[:2], ids='-'.join)
 def test_a_killed_run_ends_with_the_bits_of_an_unbroken(kind, tmp_path):
   unbroken(*kind[:2])  # so that programs need not compile

@@ -128,6 +128,7 @@ def test_a_copy_begins_anew_where_its_source_went(run, tmp_path, monkeypatch):
   assert steps_in(into) == [90]
 
 
+@pytest.mark.slow
 def test_the_program_as_it_is_called(run, tmp_path):
   command = [sys.executable, '-m', 'experiments.checkpoints']
   done = finished([*command, str(run)])

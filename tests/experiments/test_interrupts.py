@@ -135,7 +135,11 @@ LONG = {'train.steps': 600, 'eval.curve_steps': 0}
 
 
 @pytest.mark.parametrize(
-  ('number', 'checkpoint_steps'), [(signal.SIGINT, 0), (signal.SIGTERM, 20)]
+  ('number', 'checkpoint_steps'),
+  [
+    pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow),
+    (signal.SIGTERM, 20),
+  ],
 )
 def test_what_a_signalled_process_says_continues_it(
   number, checkpoint_steps, tmp_path

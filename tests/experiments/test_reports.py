@@ -141,6 +141,7 @@ def test_a_damaged_run_is_named(damage, text, three):
     job.runs_in(three)
 
 
+@pytest.mark.slow
 def test_the_program_lists_and_writes(three, finished, tmp_path):
   shutil.copytree(finished, three / 'real')
   command = [sys.executable, '-m', 'experiments.report']

@@ -122,6 +122,7 @@ def test_a_stopped_zoo_continues_and_writes_a_page(
   assert_one_sentence(capsys.readouterr().err, 'config.train.steps', 'got 7')
 
 
+@pytest.mark.slow
 def test_ids_share_rows_in_several_ways(tmp_path, monkeypatch):
   """All ways have as few rows, and steps that are not of the past."""
   family = job.FAMILIES['hash10']
@@ -175,6 +176,7 @@ def test_shared_rows_are_those_that_a_way_gives(way):
     assert (rows[..., 0] == before.lookups).all()
 
 
+@pytest.mark.slow
 def test_models_that_rank_items_are_compared_by_recall(tmp_path, monkeypatch):
   two = {name: job.Entry(name) for name in ('two_tower', 'hstu')}
   monkeypatch.setitem(job.FAMILIES, 'retrieval', two)

@@ -191,6 +191,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('variant', ['two_tower', 'sasrec', 'hstu'])
 def test_other_models_train_on_movielens(variant, tmp_path):
   log = FORMATS['ml csv']
@@ -227,6 +228,7 @@ def test_movielens_trains_alike_from_its_file_and_packed(tmp_path):
   assert [*data.sizes.values()] == [9000, 4000]
 
 
+@pytest.mark.slow
 def test_taobao_trains_skips_and_reports(tmp_path, capsys):
   of = FORMATS['taobao']
   path = of.write(tmp_path / 'log.csv', [*of.lines(4000), '9,9,9,pv,15'])

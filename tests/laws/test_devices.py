@@ -217,6 +217,7 @@ class Towers(nnx.Module):
     return (user * self.item(e['item'] + e['history'])).sum(-1)
 
 
+@pytest.mark.slow
 def test_devices_change_no_number_of_an_nnx_model():
   with jax.transfer_guard('allow'):  # nnx makes parameters outside jit
     model = Towers(nnx.Rngs(0))

@@ -203,7 +203,14 @@ few = settings(
 )
 
 
-@pytest.mark.parametrize('number', range(len(MIXED)))
+@pytest.mark.parametrize(
+  'number',
+  # The last two take longest to compile.
+  [
+    pytest.param(n, marks=[pytest.mark.slow] * (n > 1))
+    for n in range(len(MIXED))
+  ],
+)
 @few
 @given(data=st.data())
 def test_placements_change_no_number_of_a_group(number, data):

@@ -52,14 +52,14 @@ SKIPS = {
   'surprise': slip.Skip(0.3, 'surprise', phases=PHASES),
   'rows': slip.Skip(0.4, mode='rows', phases=PHASES),
 }
-# Each model with one way to skip, in three placements of its own. A supernet
-# takes long to compile.
+# Each model with one way to skip, in three placements of its own. Some take
+# long to compile.
 CASES = [
   pytest.param(
     name,
     [*SKIPS][number % 2],
     number,
-    marks=[pytest.mark.slow] * (name == 'supernet'),
+    marks=[pytest.mark.slow] * (name in ('supernet', 'dhen', 'sasrec')),
   )
   for number, name in enumerate(MODELS)
 ]

@@ -95,6 +95,7 @@ def test_a_disk_of_rows_that_is_memory_is_told(tmp_path, monkeypatch):
   assert 'disk of rows' not in looked(tmp_path)  # in memory anyway
 
 
+@pytest.mark.slow
 def test_the_program_as_it_is_called(tmp_path):
   command = [sys.executable, '-m', 'experiments.doctor']
   good = ['--config=configs/criteo.py:smoke', f'--workdir={tmp_path / "run"}']

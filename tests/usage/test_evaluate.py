@@ -194,6 +194,7 @@ def test_exports_of_a_run_score_raw_ids_with_its_bits(made_of, tmp_path):
       assert not scorer.query(chunk.dense, unknown).rows.any()
 
 
+@pytest.mark.slow
 def test_the_programs_as_they_are_called(made_of, tmp_path):
   run = made_of / 'run'
   command = [sys.executable, '-m', 'experiments.evaluate']

@@ -121,6 +121,7 @@ def program(name, own, *flags, pythonpath=True):
   )
 
 
+@pytest.mark.slow
 def test_a_run_of_all_of_ones_own(own, tmp_path):
   workdir = tmp_path / 'run'
   done = program('run', own, f'--workdir={workdir}')

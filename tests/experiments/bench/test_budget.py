@@ -60,6 +60,7 @@ def test_rates_are_of_all_workers_with_and_without_a_step(measured):
   assert trainer.update == update
 
 
+@pytest.mark.slow
 def test_skipping_is_compared_per_batch_of_the_source():
   config = smoke(**{'placement': 'pinned', 'skip.mode': 'off'})
   data = datasets.dataset(config)
