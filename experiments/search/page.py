@@ -10,6 +10,7 @@ from experiments.common import page
 from experiments.common.estimates import (
   change,
   mean,
+  middle,
   NONE,
   quality,
   ratio,
@@ -61,7 +62,8 @@ _NOTES = [
   'Intervals in brackets are at 95 %, by Student t over seeds. "Own" is the '
   'model of the config. "Minus own" is the difference to it, paired by seed. '
   'FLOPs are those of a forward pass without rows, elements those of all '
-  'tables. Both are divided by those of the own model.',
+  'tables. Both are divided by those of the own model, and are geometric '
+  'means over seeds.',
   'Costs are seconds of training, without compiling and scoring, divided by '
   'those of the own model. Random nets were trained until they had cost as '
   'much as all supernets and their nets.',
@@ -122,7 +124,7 @@ class _Beside(NamedTuple):
         [getattr(pair[side], name) for pair in pairs] for side in (0, 1)
       )
       title = {'flops': 'FLOPs'}.get(name, name)
-      row[f'{title} of own'] = sure(ratio(tops, bottoms), times)
+      row[f'{title} of own'] = middle(ratio(tops, bottoms), times)
     return row
 
 
