@@ -200,6 +200,7 @@ class _Seed:
         seconds += self._trained(bar, FOUND, price, number, net).seconds
     equal = {name: np.zeros(x) for name, x in decisions(self._space).items()}
     spent = 0.0
+    # No price is below 0, so random nets have other draws than all supernets.
     for number, net in enumerate(self._sampled(equal, -1.0, _TRIES)):
       if spent < seconds:
         spent += self._trained(bar, RANDOM, 0.0, number, net).seconds
@@ -207,9 +208,8 @@ class _Seed:
   def _sampled(self, logits: Logits, price: float, count: int) -> list[Net]:
     """Returns up to `count` nets within the budget, each once.
 
-    Another seed or price draws others, also from equal logits.
-
-    If none is, returns the one with the fewest FLOPs that was drawn.
+    Each seed and price has draws of its own. If no net drawn is within the
+    budget, returns the one with the fewest FLOPs.
     """
     key = zlib.crc32(repr(price).encode())
     rng = np.random.default_rng([self._config.seed, key])

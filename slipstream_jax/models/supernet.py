@@ -60,9 +60,9 @@ class Net(NamedTuple):
   """One net of a space."""
 
   bottom: tuple[int, ...]
-  """As `TokenModel.bottom`."""
+  """Widths of its `TokenModel.bottom`."""
   top: tuple[int, ...]
-  """As `TokenModel.top`, without the logit's layer."""
+  """Widths of its `TokenModel.top`, without the logit's layer."""
   interaction: str
   """Its name in `Space.interactions`."""
   dims: tuple[int, ...]
@@ -302,6 +302,7 @@ def likeliest(space: Space, logits: Logits) -> Net:
 
 
 def _net(space: Space, picks: Mapping[str, Any]) -> Net:
+  """Returns the net with these options, by decision."""
 
   def through(layer: _Layer, place: int, path: Path) -> list[Path]:
     return [(*path, width) for width in layer.outputs]

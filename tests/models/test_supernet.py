@@ -94,7 +94,7 @@ def extracted(params, picks):
 
 
 def test_with_certain_decisions_it_is_the_net_that_it_says():
-  """Of the same parameters, the model of that net has the same logits."""
+  """The model of that net has the same logits, with the same parameters."""
   supernet = Supernet(SPACE, 10)
   params, seen = params_of(supernet, X, EMBEDDINGS), set()
   apply = jax.jit(supernet.apply)
@@ -211,7 +211,7 @@ def test_the_expected_cost_is_the_mean_over_all_nets():
 
 @pytest.mark.parametrize('name', MODELS)
 def test_the_flops_of_a_net_are_those_of_its_model(name):
-  """As XLA counts them, which also counts sums and ReLUs."""
+  """Counts by XLA, which include sums and ReLUs, are nearly the same."""
   space = SPACE._replace(widths=(32, 64), dims=(8, 16))
   inputs, draw = inputs_of(space, 20, ROWS), np.random.default_rng(0)
   zeros = {key: np.zeros(x) for key, x in decisions(space).items()}
