@@ -4,19 +4,26 @@ Adam scales each element of a gradient by its own history. Shampoo (Gupta et
 al., arXiv 1802.09568) also knows how the rows, and how the columns, of a matrix
 vary together. This is the form of distributed Shampoo (Shi et al., arXiv
 2309.06497): axes are cut into blocks, roots are computed every few steps, and
-the size of a block's step is that of another method (grafting). What differs
-from the paper: a device computes all blocks, and eps is relative.
+the size of a block's step is that of another method (grafting). Several devices
+share the blocks, and gather directions. What differs from the paper: each
+device keeps the statistics and roots of all blocks, as it does all other state,
+and eps is relative.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent import futures
+import hashlib
 import itertools
 import math
+import threading
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import threadpoolctl
 
 from slipstream_jax.errors import check_whole
 from slipstream_jax.transforms.arguments import check_learning_rate
@@ -42,6 +49,8 @@ class ScaleByShampooState(NamedTuple):
   roots: optax.Updates
   """Per leaf, `_Factors`: inverse roots of statistics, as of the last update of
   roots. Identities before the first."""
+  begun: jax.Array
+  """Step at which a thread last began to compute roots, i32[]."""
   graft: optax.OptState
   """State of the grafted method."""
 
@@ -53,7 +62,7 @@ def scale_by_shampoo(
   every: int = 50,
   block_size: int = 128,
   graft: optax.GradientTransformation | None = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """Scales by inverse roots of the second moments of rows and of columns.
 
   Neighbouring axes of a leaf are merged while their product is at most
@@ -63,10 +72,16 @@ def scale_by_shampoo(
   along each axis by L^(-1/(2w)). It gets the norm of the grafted method's
   direction of the same block.
 
-  Roots are computed at steps `every`, 2 `every`, ..., on the host, by LAPACK in
-  float64. Steps before the first of them are those of the grafted method. The
-  step waits for the roots, so they depend on no timing. Bias corrections would
-  cancel with the norm, so there are none.
+  Roots are computed from step `every`, 2 `every`, ... on, on the host, by LAPACK
+  in float64. A thread does so while `every // 5` steps go on, in which the
+  statistics rest. The next step takes the roots, and waits for them if it must,
+  so numbers depend on no timing. Steps before the first roots are those of the
+  grafted method. Bias corrections would cancel with the norm, so there are none.
+
+  Within `jax.shard_map`, `update` takes the mesh axis over which parameters and
+  gradients are equal as `axis_name`. Each device then computes the roots and
+  directions of some blocks, which are gathered. Bits depend on how many devices
+  there are neither then nor without it, but may differ between the two.
 
   `every` and `block_size` are static arguments for `inject_hyperparams`.
 
@@ -90,6 +105,7 @@ def scale_by_shampoo(
   check_whole(every, 1, 'shampoo, every', 'such as 50')
   check_whole(block_size, 1, 'shampoo, block_size', 'such as 128')
   grafted = optax.scale_by_adam(b1) if graft is None else graft
+  lag = every // 5
 
   def init(params: optax.Params) -> ScaleByShampooState:
     wide = jax.tree.map(lambda p: jnp.zeros(p.shape, _wide(p.dtype)), params)
@@ -110,6 +126,7 @@ def scale_by_shampoo(
       wide,
       jax.tree.map(lambda leaf: factors(leaf, zero), wide),
       jax.tree.map(lambda leaf: factors(leaf, jnp.eye), wide),
+      jnp.zeros((), jnp.int32),
       grafted.init(wide),
     )
 
@@ -117,10 +134,14 @@ def scale_by_shampoo(
     updates: optax.Updates,
     state: ScaleByShampooState,
     params: optax.Params | None = None,
+    *,
+    axis_name: str | None = None,
+    **extra: Any,
   ) -> tuple[optax.Updates, ScaleByShampooState]:
-    del params
+    del params, extra
     wide = jax.tree.map(lambda g: g.astype(_wide(g.dtype)), updates)
     steps = optax.safe_increment(state.steps)
+    since = steps % every
     mu = optax.tree.update_moment(wide, state.mu, b1, 1)
     decay = jnp.asarray(b2)
     weight = jnp.where(decay == 1, 1, 1 - decay)
@@ -132,25 +153,41 @@ def scale_by_shampoo(
         for s, product in zip(statistics, products, strict=True)
       )
 
-    statistics = jax.tree.map(add, wide, state.statistics)
-    roots = jax.lax.cond(
-      steps % every == 0,
-      lambda: _roots(wide, statistics, eps),
+    statistics = lax.cond(
+      (steps > every) & (since > 0) & (since <= lag),
+      lambda: state.statistics,
+      lambda: jax.tree.map(add, wide, state.statistics),
+    )
+    shares = _shares(wide, block_size, axis_name)
+    begun = lax.cond(
+      (since == 0) & (lag > 0),
+      lambda: _begin_roots(shares, statistics, eps, steps),
+      lambda: state.begun,
+    )
+    roots = lax.cond(
+      (steps >= every) & (since == lag),
+      lambda: _roots(shares, statistics, eps),
       lambda: state.roots,
     )
     target, graft_state = grafted.update(wide, state.graft)
+    blocks, like = (
+      jax.tree.map(lambda leaf: _cut(leaf, block_size), tree)
+      for tree in (mu, target)
+    )
+    turned = shares.directions(blocks, like, roots)
+    directions = jax.tree.map(
+      lambda new, old, g: jnp.where(
+        steps < every + lag, old, _join(new, g.shape, block_size)
+      ).astype(g.dtype),
+      turned,
+      target,
+      updates,
+    )
+    return directions, ScaleByShampooState(
+      steps, mu, statistics, roots, begun, graft_state
+    )
 
-    def direction(m: jax.Array, like: jax.Array, own: _Factors) -> jax.Array:
-      blocks = _grafted(_cut(m, block_size), _cut(like, block_size), own)
-      return jnp.where(steps < every, like, _join(blocks, m.shape, block_size))
-
-    directions = jax.tree.map(direction, mu, target, roots)
-    new = ScaleByShampooState(steps, mu, statistics, roots, graft_state)
-    return jax.tree.map(
-      lambda d, g: d.astype(g.dtype), directions, updates
-    ), new
-
-  return optax.GradientTransformation(init, update)
+  return optax.GradientTransformationExtraArgs(init, update)
 
 
 def shampoo(
@@ -162,7 +199,7 @@ def shampoo(
   block_size: int = 128,
   graft: optax.GradientTransformation | None = None,
   weight_decay: jax.typing.ArrayLike = 0.0,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """Returns Shampoo, an optimizer for a model's parameters.
 
   >>> import slipstream_jax as slip
@@ -276,9 +313,13 @@ def _grafted(blocks: _Blocks, like: _Blocks, roots: _Factors) -> _Blocks:
   """Multiplies blocks by their roots, and gives them the norms of others."""
   result = blocks
   for axis, root in enumerate(roots, 1):
-    rows = jnp.moveaxis(result, axis, 1)
-    flat = rows.reshape(*rows.shape[:2], math.prod(rows.shape[2:]))
-    result = jnp.moveaxis((root @ flat).reshape(rows.shape), 1, axis)
+    # The last axis needs no transposition, and neither does the first.
+    if axis == 1:
+      result = (root @ _flat(result, 2)).reshape(blocks.shape)
+    else:
+      rows = jnp.moveaxis(result, axis, -1)
+      turned = (_flat(rows, -1) @ root).reshape(rows.shape)
+      result = jnp.moveaxis(turned, -1, axis)
   within = tuple(range(1, blocks.ndim))
   # A largest element of 1, so that no square is too small for a float.
   most = jnp.max(jnp.abs(result), axis=within, keepdims=True, initial=0)
@@ -291,23 +332,214 @@ def _grafted(blocks: _Blocks, like: _Blocks, roots: _Factors) -> _Blocks:
   return jnp.where(norm == 0, like, scaled)
 
 
-def _roots(like: Any, statistics: Any, eps: jax.typing.ArrayLike) -> Any:
-  """Returns the inverse roots of the statistics of leaves `like`, by the host.
+def _flat(blocks: _Blocks, kept: int) -> jax.Array:
+  """Merges all axes of blocks but the first, and the one before `kept`."""
+  shape = blocks.shape
+  if kept == 2:
+    return blocks.reshape(*shape[:2], math.prod(shape[2:]))
+  return blocks.reshape(shape[0], math.prod(shape[1:-1]), shape[-1])
+
+
+class _Shares(NamedTuple):
+  """Which blocks of each leaf a device computes."""
+
+  tree: Any
+  """Structure of the parameters."""
+  axis: str | None
+  """Mesh axis of the W devices. None: there is one."""
+  numbers: tuple[np.ndarray, ...]
+  """Per leaf, the numbers of each device's blocks, i32[W, N], padded."""
+  counts: np.ndarray
+  """How many there are, i32[W, leaves]."""
+
+  def own(self) -> tuple[list[jax.Array], jax.Array]:
+    """Returns per leaf the numbers of this device, padded, and how many."""
+    at = 0 if self.axis is None else lax.axis_index(self.axis)
+    return [jnp.asarray(n)[at] for n in self.numbers], jnp.asarray(
+      self.counts
+    )[at]
+
+  def taken(self, factors: Any) -> list[_Factors]:
+    """Returns per leaf the factors of this device's blocks, padded."""
+    leaves = self.tree.flatten_up_to(factors)
+    if self.axis is None:
+      return leaves
+    most, (numbers, _) = self.counts.max(0), self.own()
+    return [
+      tuple(one[own[:end]] for one in leaf)
+      for leaf, own, end in zip(leaves, numbers, most, strict=True)
+    ]
+
+  def gathered(self, leaves: list[Any]) -> Any:
+    """Returns the blocks of all devices, of a tree of arrays for each leaf.
+
+    An array's first axis counts the blocks of this device, padded.
+    """
+    if self.axis is not None:
+      most = self.counts.max(0)
+      own = [
+        jax.tree.map(lambda x, n=end: x[:n], leaf)
+        for leaf, end in zip(leaves, most, strict=True)
+      ]
+      leaves = [
+        jax.tree.map(
+          lambda x, at=self._places(number): x.reshape(-1, *x.shape[2:])[at],
+          leaf,
+        )
+        for number, leaf in enumerate(lax.all_gather(own, self.axis))
+      ]
+    return jax.tree.unflatten(self.tree, leaves)
+
+  def _places(self, leaf: int) -> np.ndarray:
+    """Returns where each block of a leaf is among those of all devices."""
+    counts = self.counts[:, leaf]
+    places = np.empty(counts.sum(), np.int32)
+    for device, count in enumerate(counts.tolist()):
+      own = self.numbers[leaf][device, :count]
+      places[own] = device * counts.max() + np.arange(count)
+    return places
+
+  def directions(self, blocks: Any, like: Any, roots: Any) -> Any:
+    """Returns the direction of each block, from all devices."""
+    if self.axis is None:
+      return jax.tree.map(_grafted, blocks, like, roots)
+    numbers, counts = self.own()
+    leaves = zip(
+      *map(self.tree.flatten_up_to, (blocks, like, roots)), strict=True
+    )
+    return self.gathered(
+      [
+        _one_by_one(own, count, leaf)
+        for own, count, leaf in zip(numbers, counts, leaves, strict=True)
+      ]
+    )
+
+
+def _one_by_one(own: jax.Array, count: jax.Array, leaf: Any) -> _Blocks:
+  """Returns the directions of the first `count` of a device's own blocks.
+
+  One after another in a loop, with room for all. So the program does not depend
+  on how many blocks the device has.
+  """
+
+  def turn(place: Any, found: _Blocks) -> _Blocks:
+    one = jax.tree.map(
+      lambda x: lax.dynamic_slice_in_dim(x, own[place], 1), leaf
+    )
+    return lax.dynamic_update_slice_in_dim(found, _grafted(*one), place, 0)
+
+  found = jnp.zeros_like(leaf[0])
+  return lax.fori_loop(0, count, turn, found) if len(found) else found
+
+
+def _shares(leaves: Any, size: int, axis: str | None) -> _Shares:
+  """Shares the blocks among devices: the costliest first, each to the freest.
+
+  The cost is that of the roots.
+  """
+  flat, tree = jax.tree.flatten(leaves)
+  devices = 1 if axis is None else lax.axis_size(axis)
+  blocks = []
+  for leaf, (counts, sizes, _) in enumerate(
+    _grid(leaf.shape, size) for leaf in flat
+  ):
+    cost = sum(n**3 for n in sizes)
+    blocks += [(cost, leaf, number) for number in range(math.prod(counts))]
+  in_all = np.bincount([leaf for _, leaf, _ in blocks], minlength=len(flat))
+  numbers = tuple(np.zeros((devices, n), np.int32) for n in in_all)
+  count = np.zeros((devices, len(flat)), np.int32)
+  load = np.zeros(devices)
+  for cost, leaf, number in sorted(blocks, key=lambda block: -block[0]):
+    freest = int(load.argmin())
+    load[freest] += cost
+    numbers[leaf][freest, count[freest, leaf]] = number
+    count[freest, leaf] += 1
+  return _Shares(tree, axis, numbers, count)
+
+
+def _roots(shares: _Shares, statistics: Any, eps: jax.typing.ArrayLike) -> Any:
+  """Returns the inverse roots of all statistics, computed by the host.
 
   XLA's own batched eigh takes long on a CPU, or never ends.
   """
-  leaves, tree = jax.tree.flatten(statistics)
-  orders = jax.tree.leaves(
-    jax.tree.map(lambda _, own: (2 * len(own),) * len(own), like, statistics)
+  own = shares.taken(statistics)
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), own)
+  return shares.gathered(
+    jax.pure_callback(
+      lambda *job: _started(*job, forget=True).result(),
+      shapes,
+      own,
+      shares.own()[1],
+      jnp.asarray(eps),
+    )
   )
 
-  def on_host(eps: Any, *matrices: Any) -> list[np.ndarray]:
-    ridge = float(np.asarray(eps))
-    return [
-      inverse_root(np.asarray(matrix), order, ridge).astype(matrix.dtype)
-      for matrix, order in zip(matrices, orders, strict=True)
-    ]
 
-  shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-  results = jax.pure_callback(on_host, shapes, jnp.asarray(eps), *leaves)
-  return jax.tree.unflatten(tree, results)
+def _begin_roots(
+  shares: _Shares,
+  statistics: Any,
+  eps: jax.typing.ArrayLike,
+  step: jax.Array,
+) -> jax.Array:
+  """Lets a thread begin with what `_roots` will ask for. Returns the step.
+
+  A callback with an effect would make each dispatch of a step slower, so this
+  one has a result.
+  """
+
+  def begin(step: Any, *job: Any) -> Any:
+    _started(*job)
+    return np.asarray(step)
+
+  own, count = shares.taken(statistics), shares.own()[1]
+  return jax.pure_callback(
+    begin,
+    jax.ShapeDtypeStruct((), step.dtype),
+    step,
+    own,
+    count,
+    jnp.asarray(eps),
+  )
+
+
+_MOST_STARTED = 64
+_begun: dict[bytes, futures.Future[Any]] = {}
+"""Roots that a thread computes, by a digest of what they depend on. If they are
+not there, as after a restore, `_roots` has them computed: the result is the
+same."""
+
+
+_one_at_a_time = threading.Lock()
+
+
+def _started(
+  own: Any, counts: Any, eps: Any, *, forget: bool = False
+) -> futures.Future[Any]:
+  """Returns the roots of statistics, which the thread computes if it must."""
+  job = jax.tree.map(np.array, (own, counts, eps))  # XLA may reuse its buffers
+  digest = hashlib.blake2b(digest_size=16)
+  for array in jax.tree.leaves(job):
+    digest.update(array.data)
+  key = digest.digest()
+  future = _begun.get(key)
+  if future is None:
+    pool = futures.ThreadPoolExecutor(1, 'slipstream-roots')
+    future = _begun[key] = pool.submit(_computed, *job)
+    pool.shutdown(wait=False)
+  if forget:
+    _begun.pop(key, None)
+  while len(_begun) > _MOST_STARTED:
+    _begun.pop(next(iter(_begun)), None)
+  return future
+
+
+def _computed(own: Any, counts: np.ndarray, eps: np.ndarray) -> Any:
+  """Returns the roots of the first matrices, so many of each leaf."""
+  # More threads of BLAS would go on spinning for 20 ms, beside the next steps.
+  # The limit is of the process, so another thread must not set it meanwhile.
+  with _one_at_a_time, threadpoolctl.threadpool_limits(1, 'blas'):
+    for leaf, count in zip(own, counts.tolist(), strict=True):
+      for matrices in leaf:
+        some = matrices[:count]
+        some[...] = inverse_root(some, 2 * len(leaf), float(eps))
+  return own
