@@ -38,6 +38,7 @@ GROUPS = [
     'named',
     'row_kernels',
     'initializers',
+    'host_roots',
   },
   {'selection', 'transforms', 'models'},
   {

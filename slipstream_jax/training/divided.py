@@ -23,7 +23,6 @@ from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.tables import Group
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.transforms.row_state import RowStateLayout, split
-from slipstream_jax.transforms.shampoo import ScaleByShampooState
 
 _ROWS = 4  # that show whether a chain treats each alone
 
@@ -99,12 +98,6 @@ def check_divided(
     f'{recipe.microbatches} microbatches': recipe.microbatches > 1,
     'skip_stale in a row optimizer': any(one.skips for one in layouts),
     'a recipe that skips bad steps': recipe.skips_bad_steps,
-    'Shampoo, whose roots the host computes once for one device': any(
-      isinstance(one, ScaleByShampooState)
-      for one in jax.tree.leaves(
-        state.dense_state, is_leaf=lambda x: isinstance(x, ScaleByShampooState)
-      )
-    ),
     f'rows that cross as {rows}': rows != 'stream',
     "placement 'swapped'": any(one.swaps for one in placements),
   }

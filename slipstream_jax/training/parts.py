@@ -342,7 +342,9 @@ def _update(
   """Updates the parameters, and the rows of the device's lane."""
   loss = mean_of(sums.loss, sums.weight)
   weight = mean_weight(sums.weight, sums.some)
-  new = update_dense(recipe, state, sums.dense, batches_seen, weight, loss)
+  new = update_dense(
+    recipe, state, sums.dense, batches_seen, weight, loss, axis_name=AXIS
+  )
   rows, row_globals, touched = update_rows(
     recipe,
     layouts,

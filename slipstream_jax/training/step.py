@@ -152,8 +152,12 @@ def update_dense(
   batches_seen: Float[jax.Array, ''],
   example_weight: Float[jax.Array, ''],
   loss: Float[jax.Array, ''],
+  **extra: Any,
 ) -> TrainState:
-  """Updates the parameters. Returns the next state, with its rows unchanged."""
+  """Updates the parameters. Returns the next state, with its rows unchanged.
+
+  `extra` are more arguments for the optimizer.
+  """
   optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
   with running_optimizer(DENSE):
     updates, dense_state = optimizer.update(
@@ -163,6 +167,7 @@ def update_dense(
       batches_seen=batches_seen,
       example_weight=example_weight,
       value=loss,
+      **extra,
     )
   params = optax.apply_updates(state.params, updates)
   return TrainState(

@@ -92,6 +92,19 @@ def test_devices_change_no_number_of_half_precision():
     assert_same_bits(run(devices, 'cached', 'adagrad', 40, make), one)
 
 
+def test_devices_change_no_number_of_shampoo():
+  """Which share its blocks: here several of each leaf, of several shapes."""
+  optimizer = slip.shampoo(1e-2, every=5, block_size=3, weight_decay=1e-3)
+
+  def make(*arguments, **more):
+    of = small.recipe(*arguments, **more)
+    return of._replace(dense_optimizer=optimizer)
+
+  one = run(1, make=make)
+  for devices in (2, 4, 8):
+    assert_same_bits(run(devices, make=make), one)
+
+
 def start(devices, placement='streamed', of=None, **more):
   columns = small.columns(BATCH * 8, length=2)
   trainer = make_parts(
@@ -290,7 +303,6 @@ def test_parts_must_divide_each_batch():
   ('change', 'words'),
   [
     ({'microbatches': 2}, '2 microbatches'),
-    ({'dense_optimizer': slip.shampoo(1e-3)}, 'Shampoo, whose roots'),
     ({'skips_bad_steps': True}, 'skips bad steps'),
     (
       {'row_optimizer': CLIPPED},

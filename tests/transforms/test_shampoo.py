@@ -1,12 +1,14 @@
 """Shampoo against numpy in float64, and in trainers."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.transforms.shampoo import inverse_root
+from slipstream_jax.host_roots import inverse_root
 from tests.support import market
 
 STEPS = 7
@@ -37,14 +39,18 @@ def adam(gradients):
     yield mu / (1 - 0.9**t) / (np.sqrt(nu / (1 - 0.999**t)) + 1e-8)
 
 
-def by_numpy(gradients, every, slices, shape, b2=0.999, eps=1e-6):
+def by_numpy(
+  gradients, every, slices, shape, b2=0.999, eps=1e-6, statistics_every=1
+):
   """Shampoo of blocks, `slices` of leaves that have been reshaped."""
-  order = len(shape)
+  order, lag = len(shape), every // 5
   like = [d.reshape(shape) for d in adam(gradients)]
   mu = np.zeros(shape)
   own = [[0.0] * order for _ in slices]
   roots = [[None] * order for _ in slices]
   for t, g in enumerate(gradients.astype(np.float64), 1):
+    rests = t > every and 0 < t % every <= lag
+    takes = t % statistics_every == 0 and not rests
     g = g.reshape(shape)
     mu = 0.9 * mu + 0.1 * g
     step = like[t - 1].copy()
@@ -53,16 +59,17 @@ def by_numpy(gradients, every, slices, shape, b2=0.999, eps=1e-6):
       for axis in range(order):
         others = [i for i in range(order) if i != axis]
         product = np.tensordot(g[at], g[at], (others, others))
-        stats[axis] = b2 * stats[axis] + (1 if b2 == 1 else 1 - b2) * product
-        if t % every == 0:
+        if takes:
+          stats[axis] = b2 * stats[axis] + (1 if b2 == 1 else 1 - b2) * product
+        if t >= every and t % every == lag:
           values, vectors = np.linalg.eigh(stats[axis])
           values = values / values[-1] + eps
           power = values ** (-1 / (2 * order))
           root[axis] = vectors @ np.diag(power) @ vectors.T
-        if t >= every:
+        if t >= every + lag:
           turned = np.tensordot(root[axis], result, (1, axis))
           result = np.moveaxis(turned, 0, axis)
-      if t >= every:
+      if t >= every + lag:
         norm = np.linalg.norm(result)
         step[at] = result * np.linalg.norm(step[at]) / norm
     yield step.reshape(gradients.shape[1:])
@@ -95,6 +102,44 @@ def test_steps_are_those_of_numpy(case):
   found = directions(gradients, every=2, block_size=size, eps=1e-3)
   expected = np.stack([*by_numpy(gradients, 2, slices, merged, eps=1e-3)])
   np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize('statistics_every', [1, 2])
+def test_statistics_rest_while_a_thread_computes_roots(statistics_every):
+  """From step 5 to 6, and from 10 to 11."""
+  gradients = np.concatenate([drawn(4, 3), drawn(4, 3, seed=1)])
+  arguments = {'eps': 1e-3, 'statistics_every': statistics_every}
+  found = directions(gradients, every=5, block_size=4, **arguments)
+  slices = [np.s_[:, :]]
+  expected = np.stack([*by_numpy(gradients, 5, slices, (4, 3), **arguments)])
+  np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_devices_share_blocks():
+  """Their directions are those of one device that computes all."""
+  gradients = [drawn(7, 5), drawn(4), drawn(2, 3, 4)]
+  tx = slip.scale_by_shampoo(every=2, block_size=3, eps=1e-3)
+  mesh = jax.make_mesh((4,), ('x',))
+  with jax.transfer_guard('allow'):
+    state = tx.init([leaf[0] for leaf in gradients])
+    shared = jax.jit(
+      jax.shard_map(
+        functools.partial(tx.update, axis_name='x'),
+        mesh=mesh,
+        in_specs=jax.P(),
+        out_specs=jax.P(),
+        check_vma=False,
+      )
+    )
+    states = [state, state]
+    for step in zip(*gradients, strict=True):
+      one, states[0] = tx.update([*step], states[0])
+      other, states[1] = shared([*step], states[1])
+      jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        (one, states[0]),
+        (other, states[1]),
+      )
 
 
 @pytest.mark.parametrize('order', [2, 4, 6])
@@ -159,22 +204,25 @@ def test_a_rotation_of_gradients_rotates_directions():
   np.testing.assert_allclose(*units, atol=1e-3)
 
 
-@pytest.mark.parametrize('name', ['every', 'block_size'])
+@pytest.mark.parametrize('name', ['every', 'block_size', 'statistics_every'])
 def test_sizes_are_whole_numbers(name):
   with pytest.raises(slip.UserError, match=f'{name} must be a whole number'):
     slip.shampoo(0.1, **{name: 0})
 
 
-OPTIMIZER = slip.shampoo(1e-2, every=3, block_size=4, weight_decay=1e-3)
+OPTIMIZER = slip.shampoo(1e-2, every=5, block_size=4, weight_decay=1e-3)
 
 
 @pytest.mark.parametrize(
   ('skip', 'microbatches'), [('none', 1), ('none', 2), ('random', 1)]
 )
-def test_a_run_resumed_between_two_roots_has_the_same_bits(
+def test_a_run_resumed_while_a_thread_computes_roots_has_the_same_bits(
   skip, microbatches, tmp_path
 ):
-  """Under another placement, too."""
+  """Under another placement, too. The other run has taken the thread's roots.
+
+  They are computed from step 5 on, and taken in step 6.
+  """
   skip = market.SKIPS[skip]
 
   def trainer(placement):
@@ -182,11 +230,11 @@ def test_a_run_resumed_between_two_roots_has_the_same_bits(
       dense_optimizer=OPTIMIZER, placement=placement, microbatches=microbatches
     )
 
-  with trainer('streamed') as one, trainer('resident') as first:
-    one.train(market.source(), steps=8, skip=skip)
-    first.train(market.source(), steps=4, skip=skip)
+  with trainer('resident') as first, trainer('streamed') as one:
+    first.train(market.source(), steps=5, skip=skip)
     first.save(tmp_path)
+    one.train(market.source(), steps=8, skip=skip)
   with trainer('streamed') as other:
     other.restore(tmp_path)
-    other.train(market.source(), steps=4, skip=skip)
+    other.train(market.source(), steps=3, skip=skip)
     market.assert_same(one, other)
