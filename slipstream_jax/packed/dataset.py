@@ -102,15 +102,23 @@ def packed_vocabulary(
       missing or has changed.
   """
   packed = open_packed(folder)
-  columns = [
-    np.asarray(packed.whole(table.vocabulary))
-    for table in form_of(packed).of_tables
-  ]
-  if packed.manifest.get('hash_rows') is None:
-    return tuple(Vocabulary(integers(ids)) for ids in columns)
-  return tuple(
-    RankedHashVocabulary(ranks, table) for table, ranks in enumerate(columns)
-  )
+  form = form_of(packed)
+  hashed = packed.manifest.get('hash_rows') is not None
+  words: list[Vocabulary | RankedHashVocabulary] = []
+  for number, (name, own) in enumerate(
+    zip(form.tables.tables, form.of_tables, strict=True)
+  ):
+    values = np.asarray(packed.whole(own.vocabulary))
+    if own.shared is not None and form.vocabularies is not None:
+      hash_rows = form.vocabularies[name].hash_rows
+      size, shared = form.tables.tables[name].rows, packed.whole(own.shared)
+      known = integers(values)
+      words.append(Vocabulary(known, hash_rows, size, np.asarray(shared)))
+    elif hashed:
+      words.append(RankedHashVocabulary(values, number))
+    else:
+      words.append(Vocabulary(integers(values)))
+  return tuple(words)
 
 
 def _names(

@@ -6,7 +6,7 @@ few tables at a time, and writes the rows of all examples. The manifest comes
 last. The result does not depend on the number of threads or on interruptions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 import contextlib
 import errno
@@ -43,7 +43,7 @@ from slipstream_jax.packed.columns import (
 )
 from slipstream_jax.packed.journal import Journal, ReadPart
 from slipstream_jax.packed.layout import Layout, layout_of
-from slipstream_jax.vocabulary.counted import fit_by
+from slipstream_jax.vocabulary.counted import fit_by, Vocabulary
 
 SAVED_EXAMPLES = 1 << 21
 """Examples between two saved journals: the most that are read again."""
@@ -70,6 +70,7 @@ def prepare(
   *,
   min_count: int = 1,
   hash_rows: int | None = None,
+  vocabularies: Sequence[Vocabulary] | None = None,
   threads: int | None = None,
 ) -> Iterator[Progress]:
   """Writes a packed data set of raw data. Resumes an interrupted preparation.
@@ -80,6 +81,8 @@ def prepare(
       finished data set is not changed.
     min_count: uses in the training part that an id needs to get its own row.
     hash_rows: buckets of every table, for hashed ids. None counts ids instead.
+    vocabularies: one for each table, with integers as ids, in place of counting
+      or hashing. Ids that they do not know have row 0 or shared rows.
     threads: tables to rank at a time. None: up to 4, but no more than cores.
 
   Yields:
@@ -94,11 +97,12 @@ def prepare(
   """
   # Only checks the arguments here.
   fit_by(len(raw.tables), min_count=min_count, hash_rows=hash_rows)
+  _check_given(raw, vocabularies, min_count > 1 or hash_rows is not None)
   check_labelled(raw)
   check_path(folder, 'pack, folder')
   folder = pathlib.Path(folder)
   threads = threads or min(_THREADS, os.cpu_count() or 1)
-  layout = layout_of(raw, hash_rows)
+  layout = layout_of(raw, hash_rows, vocabularies)
   identity = journals.identity(raw, min_count, layout)
   new = [path for path in (folder, *folder.parents) if not path.exists()]
   try:
@@ -114,7 +118,8 @@ def prepare(
     with journals.opened(folder, identity) as journal:
       if not is_finished(folder):
         try:
-          yield from _Preparation(raw, folder, layout, journal).run(threads)
+          work = _Preparation(raw, folder, layout, journal, vocabularies)
+          yield from work.run(threads)
         except UserError:
           _clear_refused(layout, folder, new)
           raise
@@ -128,6 +133,44 @@ def prepare(
       where=str(error.filename or folder),
       hint=mend if full else 'give another folder',
     ) from error
+
+
+def _check_given(
+  raw: RawData, vocabularies: Sequence[Vocabulary] | None, counted: bool
+) -> None:
+  """Checks given vocabularies.
+
+  Raises:
+    UserError: they are not one for each table, have text as ids, or ids are to
+      be counted or hashed as well.
+  """
+  if vocabularies is None:
+    return
+  where = 'prepare, vocabularies'
+  if len(vocabularies) != len(raw.tables):
+    raise UserError(
+      f'there must be a vocabulary for each of the {len(raw.tables)} tables',
+      got=len(vocabularies),
+      where=where,
+      hint='give one per table, in the order of raw.tables',
+    )
+  if counted:
+    raise UserError(
+      'ids have the rows of given vocabularies, so they are not counted or'
+      ' hashed',
+      got='min_count or hash_rows as well',
+      where=where,
+      hint='leave those out',
+    )
+  for name, words in zip(raw.tables, vocabularies, strict=True):
+    if words.known.dtype != np.int64:
+      raise UserError(
+        'packed ids are integers of 64 bits, so those of a vocabulary must be',
+        got=f'{words.known.dtype} of table {name}',
+        where=where,
+        hint='give what packed_dataset(folder).vocabulary() returned, or'
+        ' learned_hash made of it',
+      )
 
 
 def _clear_refused(
@@ -152,10 +195,15 @@ class _Preparation:
   """A preparation at work."""
 
   def __init__(
-    self, raw: RawData, folder: pathlib.Path, layout: Layout, journal: Journal
+    self,
+    raw: RawData,
+    folder: pathlib.Path,
+    layout: Layout,
+    journal: Journal,
+    vocabularies: Sequence[Vocabulary] | None,
   ):
     self.raw, self.folder, self.layout = raw, folder, layout
-    self.journal = journal
+    self.journal, self.vocabularies = journal, vocabularies
 
   def run(self, threads: int) -> Iterator[Progress]:
     """Does what the journal does not have yet."""
@@ -284,7 +332,9 @@ class _Preparation:
     name, train = self.raw.tables[table], journal.splits['train']
     columns = self._raw_columns(name)
     pieces = (p for column in columns for p in column.pieces(*train))
-    if layout.hash_rows is None:
+    if self.vocabularies is not None:
+      ranked = ranking.rank_given(pieces, self.vocabularies[table], tick)
+    elif layout.hash_rows is None:
       min_count = journal.identity['min_count']
       ranked = ranking.rank_counted(pieces, min_count, tick)
     else:

@@ -1,10 +1,10 @@
 """Tables of a packed data set: the row of each raw id.
 
 Rows are numbered by how often their ids occur in the training part, the most
-frequent first. Row 0 is for all ids without a row. Raw ids are read twice, in
-pieces: to count those of the training part, and to write the rows of all.
-Memory grows with the unique ids, not with the examples: 26 to 51 bytes per id,
-and 16 more while they are sorted.
+frequent first, or as a given vocabulary says. Row 0 is for all ids without a
+row. Raw ids are read twice, in pieces: to count those of the training part, and
+to write the rows of all. Memory grows with the unique ids, not with the
+examples: 26 to 51 bytes per id, and 16 more while they are sorted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ from slipstream_jax.hashing import (
 )
 from slipstream_jax.packed.columns import Column
 from slipstream_jax.packed.layout import TableColumns
-from slipstream_jax.vocabulary.counted import by_count, ranked
+from slipstream_jax.vocabulary.counted import by_count, ranked, Vocabulary
 
 PIECE = 1 << 20
 """Ids in memory at a time."""
@@ -69,6 +69,13 @@ class RankedRows(NamedTuple):
   """Maps new ids; see `TableColumns`."""
   map: Callable[[Ids, UInt32[np.ndarray, ' _']], int]
   """Fills the rows of a piece of ids. Returns how many are 0."""
+  shared: np.ndarray | None = None
+  """As in `TableColumns`."""
+
+  @property
+  def columns(self) -> tuple[np.ndarray | None, ...]:
+    """Returns the values of `TableColumns`."""
+    return self.frequency, self.vocabulary, self.shared
 
 
 def rank_counted(
@@ -133,6 +140,27 @@ def rank_hashed(
   )
 
 
+def rank_given(
+  pieces: Iterable[Ids], words: Vocabulary, tick: Tick
+) -> RankedRows:
+  """Takes the rows of a vocabulary, whose ids are integers.
+
+  `pieces` are all ids of the table in the training part.
+  """
+  counts = np.zeros(words.size, np.int64)
+  for piece in pieces:
+    np.add.at(counts, words.rows(piece[piece != END]), 1)
+    tick(len(piece))
+
+  def mapped(piece: Ids, rows: UInt32[np.ndarray, ' _']) -> int:
+    rows[:] = words.rows(piece)
+    padding = piece == END
+    rows[padding] = words.size
+    return int(np.count_nonzero(rows == 0))
+
+  return RankedRows(_saturated(counts), words.known, mapped, words.shared)
+
+
 def write(
   folder: pathlib.Path,
   raw: Sequence[RawColumn],
@@ -155,7 +183,9 @@ def write(
     Facts for the manifest: 'rows' (R), 'unknown' (lookups of row 0) and
     'lookups' (all, without padding), both of all splits.
   """
-  for form, values in zip(columns, table[:2], strict=True):
+  for form, values in zip(columns, table.columns, strict=True):
+    if form is None or values is None:
+      continue
     with (folder / form.file).open('wb') as file:
       file.write(values.astype(form.stored).data)
   # u32 for every table, so that kernels are compiled once. Files have the
@@ -169,7 +199,8 @@ def write(
         file.write(out[: len(piece)].astype(form.stored).data)
         tick(len(piece))
   for form in (*columns, *lookups):
-    sync(folder / form.file)
+    if form is not None:
+      sync(folder / form.file)
   return {'rows': len(table.frequency), 'unknown': unknown, 'lookups': real}
 
 

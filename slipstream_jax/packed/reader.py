@@ -5,7 +5,7 @@ rows, example by example. Files are read and not mapped: a process then needs
 memory only for its buffer, and a file that is cut off is an error and no crash.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import contextlib
 import io
 import pathlib
@@ -25,7 +25,7 @@ from slipstream_jax.packed.columns import (
   PackedData,
   reporting_damage,
 )
-from slipstream_jax.packed.layout import layout_from, TableColumns
+from slipstream_jax.packed.layout import Given, layout_from, TableColumns
 from slipstream_jax.tables import row_dtype, tables_of, TableSet
 
 _ALIGNED = 64  # bytes; a multiple of every type's size
@@ -45,6 +45,8 @@ class Form(NamedTuple):
   of_tables: tuple[TableColumns, ...]
   blocks: Blocks | None
   """Checksums to compare each block with. None compares nothing."""
+  vocabularies: Mapping[str, Given] | None = None
+  """By table, if they were given."""
 
   @property
   def examples(self) -> int:
@@ -93,12 +95,20 @@ def form_of(packed: PackedData) -> Form:
       layout.lookups(name, sizes[feature.table], examples)
       for name, feature in layout.features.items()
     ]
+    of_tables = tuple(layout.of_table(*item) for item in sizes.items())
   columns = (*layout.example_columns(examples), *lookups)
   weights = layout.lookup_weights(examples)
   for column in (*columns, *weights.values()):
     packed.column(column)
-  of_tables = tuple(layout.of_table(*item) for item in sizes.items())
-  return Form(packed.folder, tables, columns, weights, of_tables, packed.blocks)
+  return Form(
+    packed.folder,
+    tables,
+    columns,
+    weights,
+    of_tables,
+    packed.blocks,
+    layout.vocabularies,
+  )
 
 
 def read(

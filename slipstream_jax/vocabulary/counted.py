@@ -179,6 +179,11 @@ class Vocabulary:
     return ids_at(rows, self.known, self._first, self.size, where)
 
   @property
+  def shared(self) -> Int[np.ndarray, ' c']:
+    """The rows of the last c `known` ids, which share them: i32."""
+    return self._shared
+
+  @property
   def first_row(self) -> int:
     """The first row that belongs to a single id."""
     return self._first

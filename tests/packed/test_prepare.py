@@ -7,13 +7,17 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import Chunk, END, MISSING
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed import ranking
 from slipstream_jax.packed.dataset import packed_vocabulary
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.vocabulary import counted
+from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.hashed import HashVocabulary
+from slipstream_jax.vocabulary.learned import learned_hash
+from slipstream_jax.vocabulary.state import integers
 from tests.support.packed_folders import checksums, prepared
 from tests.support.raw_example import fields, raw_of
 
@@ -71,8 +75,8 @@ def test_the_manifest_says_what_the_contract_asks_for(tmp_path):
   assert [
     *('version', 'format', 'name', 'sources', 'settings', 'min_count'),
     *('hash_rows', 'tables', 'features', 'dense_features', 'labels'),
-    *('label_dtype', 'examples', 'splits', 'parts', 'base_rate', 'bad_lines'),
-    *('columns', 'blocks'),
+    *('label_dtype', 'vocabularies', 'examples', 'splits', 'parts'),
+    *('base_rate', 'bad_lines', 'columns', 'blocks'),
   ] == [*manifest]
   assert [[*table] for table in manifest['tables']] == [
     ['name', 'rows', 'unknown', 'lookups']
@@ -96,6 +100,7 @@ def test_the_manifest_says_what_the_contract_asks_for(tmp_path):
   }
   assert manifest['base_rate'] == pytest.approx(whole.labels[:700].mean())
   assert (manifest['min_count'], manifest['hash_rows']) == (2, None)
+  assert manifest['vocabularies'] is None
   assert manifest['bad_lines'] == 0
   source = {'path': 'part1', 'bytes': 750, 'changed': None}
   assert manifest['sources'][1] == source
@@ -160,6 +165,75 @@ def test_hashed_rows_are_the_buckets_by_frequency(tmp_path, sequence_length):
     assert (rank > 0).sum() == rows - 1, 'unused buckets are unknown'
     frequency = data.columns[f'frequency_{name}']
     assert frequency.tolist() == [0, *counts[order]]
+
+
+@pytest.mark.parametrize('sequence_length', [None, 3])
+def test_rows_are_those_of_given_vocabularies(tmp_path, sequence_length):
+  """Ids that share rows, own rows, and ids that no vocabulary knows."""
+  whole = fields(sequence_length=sequence_length)
+  given = []
+  for table in range(3):
+    ids = whole.ids[:500, table]
+    words = counted.count([ids[ids != END]], 2)[0]
+    rng = np.random.default_rng(table)
+    counts = rng.integers(1, 9, words.size)
+    vectors = rng.normal(size=(words.size, 3)).astype(np.float32)
+    given.append(learned_hash(words, counts, vectors, 1 + words.size // 2))
+  given[2] = counted.count([whole.ids[:500, 2].ravel()], 3)[0]
+  raw = raw_of(whole, (0.3, 0.7))
+  data = prepared(raw, tmp_path / 'data', vocabularies=given, threads=2)
+  found = packed_vocabulary(data.folder)
+  for table, name in enumerate('abc'):
+    ids, words = whole.ids[:, table], given[table]
+    rows = np.where(ids == END, words.size, words.rows(ids))
+    np.testing.assert_array_equal(data.columns[name], rows)
+    facts = data.manifest['tables'][table]
+    assert facts['rows'] == words.size == found[table].size
+    assert facts['unknown'] == (rows == 0).sum()
+    trained = rows[:700][ids[:700] != END]
+    frequency = np.bincount(trained, minlength=words.size)
+    np.testing.assert_array_equal(data.columns[f'frequency_{name}'], frequency)
+    one, other = words.get_state(), found[table].get_state()
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+      np.testing.assert_array_equal(other[key], value)
+
+
+def test_a_folder_keeps_its_vocabularies(tmp_path):
+  """Other ids, and other shared rows, are other settings."""
+  raw, ids = raw_of(fields(tables=1)), np.arange(20)
+  one = Vocabulary(integers(ids), 3)
+  prepared(raw, tmp_path / 'data', vocabularies=[one])
+  prepared(raw, tmp_path / 'data', vocabularies=[one])
+  shared = np.array([1, 2], np.int32)
+  for other in (
+    None,
+    [Vocabulary(integers(ids[::-1].copy()), 3)],
+    [Vocabulary(integers(ids), 3, 24, shared)],
+    [Vocabulary(integers(ids), 4)],
+  ):
+    with pytest.raises(UserError, match='vocabularies'):
+      prepared(raw, tmp_path / 'data', vocabularies=other)
+
+
+@pytest.mark.parametrize(
+  ('change', 'said'),
+  [
+    ({'vocabularies': []}, 'each of the 1 tables, got 0'),
+    ({'min_count': 2}, 'so they are not counted'),
+    ({'hash_rows': 9}, 'so they are not counted'),
+    ({'vocabularies': [Vocabulary.fit(['x', 'y'])]}, 'object of table a'),
+    (
+      {'vocabularies': [Vocabulary.fit(np.array([1, 2], np.uint64))]},
+      'uint64 of table a',
+    ),
+  ],
+)
+def test_vocabularies_that_do_not_fit_are_refused(tmp_path, change, said):
+  given = {'vocabularies': [Vocabulary(integers(np.arange(9)))]} | change
+  with pytest.raises(UserError, match=said):
+    prepared(raw_of(fields(tables=1)), tmp_path / 'data', **given)
+  assert not (tmp_path / 'data').exists()
 
 
 def test_threads_change_nothing(tmp_path):
