@@ -169,7 +169,8 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
   """Returns the layout that a manifest describes.
 
   Raises:
-    KeyError, TypeError, ValueError: a fact is missing or invalid.
+    AttributeError, KeyError, TypeError, ValueError: a fact is missing or
+      invalid.
   """
   features = {
     feature['name']: Feature(*(feature[key] for key in _FEATURE))
@@ -178,9 +179,11 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
   vocabularies = None
   if facts.get('vocabularies') is not None:  # older manifests lack it
     vocabularies = {
-      name: Given(*map(int, numbers), str(crc))
-      for name, (*numbers, crc) in facts['vocabularies'].items()
+      name: Given(int(known), int(shared), int(hash_rows), str(crc))
+      for name, (known, shared, hash_rows, crc) in facts['vocabularies'].items()
     }
+    if not all(0 <= one.hash_rows < 1 << 31 for one in vocabularies.values()):
+      raise ValueError(f'vocabularies {vocabularies!r:.100}')
   return Layout(
     features,
     int(facts['dense_features']),

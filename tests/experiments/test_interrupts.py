@@ -278,6 +278,7 @@ cli.run('experiments.run.job:run')
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_what_is_not_saved_within_the_grace_ends_all_the_same(
   number, finished, tmp_path

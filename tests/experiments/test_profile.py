@@ -13,6 +13,8 @@ from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES
 from tests.support import programs
 
+pytestmark = pytest.mark.slow
+
 
 def profile(workdir, *flags):
   command = [sys.executable, '-m', 'experiments.profile']

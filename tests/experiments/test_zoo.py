@@ -199,6 +199,7 @@ def test_models_that_rank_items_are_compared_by_recall(tmp_path, monkeypatch):
   assert 'NDCG 0.0513' in written  # of RecBole
 
 
+@pytest.mark.slow
 def test_models_of_equal_flops():
   """Layers above are wider where a model has fewer FLOPs than another."""
   config = changed(criteo.get_config('planted'), SMALL)

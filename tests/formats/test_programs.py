@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
-from experiments.common import build, cli, datasets, errors
+from experiments.common import build, cli, datasets, errors, loading
 from experiments.make_text import job as make_text
 from experiments.prepare import job as program
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import MISSING
 from slipstream_jax.packed import columns as packed
+from slipstream_jax.training.evaluate import predict_batch
 from tests.formats.text_formats import FORMATS, SHARED
 from tests.support import programs
 from tests.support.runs import (
@@ -97,6 +98,7 @@ def test_prepare_names_what_is_not_set(tmp_path, capsys):
   assert not (tmp_path / 'data').exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_the_same_command_continues(tmp_path):
   path, folder = tmp_path / 'some.txt', tmp_path / 'data'
   make_text.make(str(path), '400000')
@@ -263,3 +265,61 @@ def test_movielens_of_tfds_has_the_features_of_its_map(monkeypatch):
       builder = module.Movielens(config=name.removeprefix('movielens/'))
       used = {*features['tables'], *features.get('dense', ())}
       assert used | {features['label'][0]} <= set(builder.info.features)
+
+
+@pytest.mark.slow
+def test_a_pilot_says_which_ids_share_rows(tmp_path, capsys):
+  """Held in memory or packed. The folder is trained on and scored like any."""
+  lines = CRITEO.lines(700)
+  earlier = CRITEO.write(tmp_path / 'earlier.txt', lines[:300])
+  later = CRITEO.write(tmp_path / 'later.txt', lines[300:])
+  few = {'model.dim': 4, 'model.bottom': (16, 4), 'model.top': (16,)}
+  some = {'data.batch_size': 32, 'train.steps': 4, 'eval.curve_steps': 0}
+  packed_earlier = {
+    'data.raw': str(earlier),
+    'data.path': str(tmp_path / 'earlier'),
+  }
+  assert prepare(config_of(criteo, **packed_earlier)) == 0
+  folders = []
+  for name, path in ('memory', earlier), ('packed', tmp_path / 'earlier'):
+    where = {'data.path': str(path), 'data.shuffle': False}
+    pilot = tmp_path / f'pilot_{name}'
+    assert run_job(pilot, config_of(criteo, **where, **few, **some)) == 0
+    folders.append(tmp_path / name)
+    where = {'data.raw': str(later), 'data.path': str(folders[-1])}
+    wanted = config_of(criteo, **where), False, str(pilot), 2.0
+    assert cli.guarded(program.prepare_data, *wanted) == 0
+    assert cli.guarded(program.prepare_data, *wanted) == 0
+  one, other = (packed.open_packed(folder) for folder in folders)
+  assert one.manifest['vocabularies'] == other.manifest['vocabularies']
+  for name, column in one.columns.items():
+    np.testing.assert_array_equal(column, other.columns[name])
+  before = packed.open_packed(tmp_path / 'earlier').manifest['tables']
+  after = one.manifest['tables']
+  for many, fewer in zip(before, after, strict=True):
+    wanted = max(16, -(-many['rows'] // 2))
+    assert fewer['rows'] == min(many['rows'], wanted)
+  assert any(own[1] for own in one.manifest['vocabularies'].values())
+  run = tmp_path / 'run'
+  where = {'data.path': str(folders[1])}
+  small = {**few, **some, 'data.batch_size': 32}
+  assert run_job(run, config_of(criteo, **where, **small)) == 0
+  loaded = loading.load(run)
+  raw = datasets.new_examples(loaded.config.data, str(later))
+  scores = np.concatenate([p.logits for p in loading.scored(loaded, raw)])
+  tested = [
+    predict_batch(loaded.trainer, batch) for batch in loaded.data.test(64)
+  ]
+  logits = np.concatenate([part.logits for part in tested])
+  assert len(scores) == 400
+  np.testing.assert_allclose(scores[-len(logits) :], logits, rtol=1e-5)
+  capsys.readouterr()
+  for change, said in (
+    ((str(tmp_path / 'no'), 2.0), str(tmp_path / 'no')),
+    ((str(tmp_path / 'pilot_memory'), 0.5), '--fewer'),
+    ((str(tmp_path / 'pilot_memory'), 4.0), 'vocabularies'),
+    ((None, 2.0), 'vocabularies None after'),
+  ):
+    config = config_of(criteo, **{'data.raw': str(later), **where})
+    assert cli.guarded(program.prepare_data, config, False, *change) == 1
+    assert_one_sentence(capsys.readouterr().err, said)

@@ -249,6 +249,7 @@ class Life:
 PIECES = st.tuples(st.integers(1, 9), DEEDS, PLACES)
 
 
+@pytest.mark.slow
 @settings(
   max_examples=EXAMPLES,
   phases=[Phase.generate],

@@ -92,6 +92,7 @@ def test_devices_change_no_number_of_half_precision():
     assert_same_bits(run(devices, 'cached', 'adagrad', 40, make), one)
 
 
+@pytest.mark.slow
 def test_devices_change_no_number_of_shampoo():
   """Which share its blocks: here several of each leaf, of several shapes."""
   optimizer = slip.shampoo(1e-2, every=5, block_size=3, weight_decay=1e-3)

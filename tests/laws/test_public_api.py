@@ -83,7 +83,13 @@ def examples(count):
   return settings(max_examples=count, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.parametrize('placement', PLACED)
+@pytest.mark.parametrize(
+  'placement',
+  [
+    pytest.param(p, marks=[pytest.mark.slow] * (p != 'resident'))
+    for p in PLACED
+  ],
+)
 @examples(16)
 @given(data=st.data())
 def test_plain_training_is_the_oracles(placement, data):

@@ -68,6 +68,7 @@ def draw(seed, examples, lengths, count, dim, padding):
 LENGTHS = st.lists(st.sampled_from([1, 1, 2, 3, 20, 33, 70]), min_size=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)  # each is compiled
 @example([600], 2, 3, 5, 0.0, 2, 'float32', 0)  # longer than XLA unrolls
 @example([1], 1, 1, 16, 0.0, 1, 'float32', 2)  # a single lookup of -0.0

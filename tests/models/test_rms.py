@@ -66,7 +66,10 @@ def test_trains_on_its_proxy(model):
   assert_learns(losses(config))
 
 
-@pytest.mark.parametrize('model', MODELS)
+@pytest.mark.parametrize(
+  'model',
+  [pytest.param(m, marks=[pytest.mark.slow] * (m == 'rm1')) for m in MODELS],
+)
 def test_trains_on_a_real_sample(model, tmp_path):
   path = SAMPLES / SAMPLE_OF[model]
   if not path.exists():

@@ -11,6 +11,8 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import MANIFEST
 from slipstream_jax.packed.dataset import packed_dataset
+from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.state import integers
 from tests.support.packed_folders import prepared
 from tests.support.raw_example import fields, raw_of
 from tests.support.texts.mutations import (
@@ -27,9 +29,14 @@ OLDER = pytest.mark.filterwarnings('ignore:.*before blocks had checksums')
 WRONG = (None, -1, 0, 2**70, 1.5, True, '', '../x', 'f8', [], {}, [[]])
 
 
-@pytest.fixture
-def folder(tmp_path):
-  prepared(raw_of(fields(), (0.3, 0.7)), tmp_path / 'data')
+@pytest.fixture(params=['counted', 'given'])
+def folder(tmp_path, request):
+  given = None
+  if request.param == 'given':
+    ids, shared = np.arange(20), np.array([1, 2], np.int32)
+    given = [Vocabulary(integers(ids), 3, 30, shared)] * 3
+  raw = raw_of(fields(), (0.3, 0.7))
+  prepared(raw, tmp_path / 'data', vocabularies=given)
   return tmp_path / 'data'
 
 

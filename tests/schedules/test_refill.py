@@ -185,7 +185,7 @@ def test_learning_rates_follow_the_batches_of_the_source(refill):
   assert float(trainer.state.dense_state[0]) == before.examples_seen / 64
 
 
-@pytest.mark.parametrize('parts', [2, 64])
+@pytest.mark.parametrize('parts', [pytest.param(2, marks=pytest.mark.slow), 64])
 def test_batches_of_any_size_train_in_parts(parts):
   recipe = small.recipe('adagrad')._replace(microbatches=parts)
   trainer = make_parts(recipe, PLACEMENTS['pinned'], small.DENSE, 3, HOT)

@@ -47,7 +47,11 @@ def run(of, placement, its_numbers, depth=2):
 
 
 @pytest.mark.parametrize(
-  ('dtype', 'watched'), [('float32', 'hot'), ('bfloat16', 'all')]
+  ('dtype', 'watched'),
+  [
+    ('float32', 'hot'),
+    pytest.param('bfloat16', 'all', marks=pytest.mark.slow),
+  ],
 )
 def test_placement_changes_no_number(dtype, watched):
   of = recipe(watched, 'lazy_adam', dtype)

@@ -6,12 +6,15 @@ import re
 import shlex
 import sys
 
+import pytest
+
 from tests.support.examples import blocks
 from tests.support.programs import finished, ROOT
 
 PAGE = ROOT / 'docs' / 'how-to' / 'own-compare.md'
 
 
+@pytest.mark.slow
 def test_the_command_of_the_page_runs(tmp_path):
   ((_, source),) = blocks(PAGE, 'python')
   (tmp_path / 'shop.py').write_text(source)

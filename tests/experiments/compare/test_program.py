@@ -103,6 +103,7 @@ def test_more_seeds_may_be_added(tmp_path, capsys):
   assert 'two goods' in (tmp_path / 'compare.html').read_text()
 
 
+@pytest.mark.slow
 def test_runs_that_drop_may_read_more(tmp_path):
   assert compare(tmp_path, seeds=1, longer=1.5, policies=['random']) == 0
   assert [run['batches'] for run in rows_of(tmp_path)] == ['60', '90']
