@@ -12,7 +12,12 @@ from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
-from slipstream_jax.packed.columns import Column, open_packed, PackedData
+from slipstream_jax.packed.columns import (
+  Column,
+  DamagedError,
+  open_packed,
+  PackedData,
+)
 from slipstream_jax.packed.reader import Form, form_of
 from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.hashed import RankedHashVocabulary
@@ -112,6 +117,9 @@ def packed_vocabulary(
     if own.shared is not None and form.vocabularies is not None:
       hash_rows = form.vocabularies[name].hash_rows
       size, shared = form.tables.tables[name].rows, packed.whole(own.shared)
+      if not 0 <= hash_rows < size:
+        rule = f'rows that ids of table {name} share must be below {size}'
+        raise DamagedError(rule, hash_rows, packed.folder)
       known = integers(values)
       words.append(Vocabulary(known, hash_rows, size, np.asarray(shared)))
     elif hashed:

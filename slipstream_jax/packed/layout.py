@@ -182,8 +182,6 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
       name: Given(int(known), int(shared), int(hash_rows), str(crc))
       for name, (known, shared, hash_rows, crc) in facts['vocabularies'].items()
     }
-    if not all(0 <= one.hash_rows < 1 << 31 for one in vocabularies.values()):
-      raise ValueError(f'vocabularies {vocabularies!r:.100}')
   return Layout(
     features,
     int(facts['dense_features']),
