@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 import numpy as np
-import threadpoolctl
 
 Leaves = Sequence[tuple[Any, ...]]
 """Per leaf, arrays [N, n, n] for each of its w axes: a matrix per block."""
@@ -79,6 +78,8 @@ def _job(leaves: Leaves, counts: Any, eps: Any) -> tuple[bytes, Leaves]:
 
 def _computed(leaves: Leaves, counts: Any, eps: float) -> Leaves:
   """Overwrites the first matrices of each leaf with their roots."""
+  import threadpoolctl  # which nothing else needs
+
   # More threads of BLAS would go on spinning for 20 ms, beside the next steps.
   # The limit is of the process, so another thread must not set it meanwhile.
   with _one_at_a_time, threadpoolctl.threadpool_limits(1, 'blas'):

@@ -11,8 +11,8 @@ folder with its checksums instead, or a new one once it is finished.
 
 With `--pilot`, rare ids share rows with ids that behave alike (a learned hash,
 arXiv 2203.15837). RUN is the --workdir of a run on earlier data of the same
-format, with a model of few dimensions. A table gets `--fewer` times fewer rows
-than the ids that the run knows, but 16 if it knows as many.
+format, with a model of few dimensions. Each table gets the number of rows that
+it has in the run divided by `--fewer`, or 16 if that is more.
 """
 
 from absl import flags

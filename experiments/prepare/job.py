@@ -87,7 +87,9 @@ def _prepare(
     data.path,
     min_count=data.min_count,
     hash_rows=data.hash_rows,
-    vocabularies=None if pilot is None else _learned(raw, pilot, fewer),
+    vocabularies=(
+      None if pilot is None else _learned(console, raw, pilot, fewer)
+    ),
   )
   begin_s = time.monotonic()
   begin = next(work, None)
@@ -111,7 +113,9 @@ def _prepare(
   console.print(report.facts(result))
 
 
-def _learned(raw: RawData, pilot: str, fewer: float) -> list[Vocabulary]:
+def _learned(
+  console: Console, raw: RawData, pilot: str, fewer: float
+) -> list[Vocabulary]:
   """Returns a learned hash for each table of raw data.
 
   Raises:
@@ -133,13 +137,17 @@ def _learned(raw: RawData, pilot: str, fewer: float) -> list[Vocabulary]:
       where='--pilot',
       hint='train it with the same --config on an earlier file',
     )
-  counts, words, first = _counts(run.data), [], 0
+  counts, first = _counts(run.data), 0
+  words: list[Vocabulary] = []
   vocabularies: Any = run.data.vocabulary()  # of what kind, is checked below
-  for name, known in zip(raw.tables, vocabularies, strict=True):
-    rows = slice(first, first := first + known.size)
-    size = max(_LEAST, math.ceil(known.size / fewer))
-    vectors = np.asarray(run.trainer.engine.rows_of(name), np.float32)
-    words.append(learned_hash(known, counts[rows], vectors, size))
+  with Bar(console, len(vocabularies), 'table', 'clustering ids') as bar:
+    for name, known in zip(raw.tables, vocabularies, strict=True):
+      interrupts.check()
+      bar.show(len(words), name)
+      rows = slice(first, first := first + known.size)
+      size = max(_LEAST, math.ceil(known.size / fewer))
+      vectors = np.asarray(run.trainer.engine.rows_of(name), np.float32)
+      words.append(learned_hash(known, counts[rows], vectors, size))
   return words
 
 

@@ -79,8 +79,8 @@ def scale_by_shampoo(
 
   Within `jax.shard_map`, `update` takes the mesh axis over which parameters and
   gradients are equal as `axis_name`. Each device then computes the roots and
-  directions of some blocks, which are gathered. Bits depend on how many devices
-  there are neither then nor without it, but may differ between the two.
+  directions of some blocks, which are gathered. Bits do not depend on how many
+  devices there are. They may differ from those without `axis_name`.
 
   `every`, `block_size` and `statistics_every` are static arguments for
   `inject_hyperparams`.
