@@ -12,10 +12,10 @@ examples chooses the best, and the other half scores it. Nothing is skipped.
 The family `clicks` has DLRM, DCN-v2, DeepFM, Wide & Deep and DHEN. `dhen` has
 DLRM, and DHEN with layers of one interaction each, and of several, all with
 layers above so wide that the FLOPs are equal. `optimizers` trains the dense
-parameters of a DLRM with Adam, Adagrad, Muon and Shampoo, also with statistics
-of one gradient of ten. Rates are factors on 1e-3. `sequences` has TBSM, SASRec
-and HSTU on the config of a TBSM. `retrieval` has two towers, SASRec and HSTU,
-which rank all items, on the config of two towers. `hash10` and `hash100` give
+parameters of a DLRM with Adam, Adagrad, Muon and Shampoo, with rates that are
+factors on 1e-3. `sequences` has TBSM, SASRec and HSTU on the config of a TBSM.
+`retrieval` has two towers, SASRec and HSTU, which rank all items, on the config
+of two towers. `hash10` and `hash100` give
 a DLRM 10 and 100 times fewer rows, which ids share by a hash or as a pilot
 model says that was trained on the first third of the steps. All train on the
 rest, those called longer on all.

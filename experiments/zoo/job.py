@@ -78,15 +78,8 @@ FAMILIES: dict[str, dict[str, Entry]] = {
     'all four': Entry('dhen', (_KINDS,) * 2),
   },
   'optimizers': {
-    **{
-      name: Entry('dlrm', dense=((name, {'learning_rate': 1e-3}),))
-      for name in _OPTIMIZERS
-    },
-    # Of which statistics take in one gradient of ten.
-    'shampoo, 1 of 10': Entry(
-      'dlrm',
-      dense=(('shampoo', {'learning_rate': 1e-3, 'statistics_every': 10}),),
-    ),
+    name: Entry('dlrm', dense=((name, {'learning_rate': 1e-3}),))
+    for name in _OPTIMIZERS
   },
   'hash10': _hashing(10),
   'hash100': _hashing(100),

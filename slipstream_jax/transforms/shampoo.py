@@ -60,7 +60,6 @@ def scale_by_shampoo(
   every: int = 50,
   block_size: int = 128,
   graft: optax.GradientTransformation | None = None,
-  statistics_every: int = 1,
 ) -> optax.GradientTransformationExtraArgs:
   """Scales by inverse roots of the second moments of rows and of columns.
 
@@ -82,8 +81,7 @@ def scale_by_shampoo(
   directions of some blocks, which are gathered. Bits do not depend on how many
   devices there are. They may differ from those without `axis_name`.
 
-  `every`, `block_size` and `statistics_every` are static arguments for
-  `inject_hyperparams`.
+  `every` and `block_size` are static arguments for `inject_hyperparams`.
 
   Args:
     b1: decay of the mean of the gradients.
@@ -95,19 +93,15 @@ def scale_by_shampoo(
       with its cube.
     graft: the method that gives each block's step its size, such as
       `optax.scale_by_rss()`, which is Adagrad. None: `optax.scale_by_adam(b1)`.
-    statistics_every: steps from one gradient that statistics take in to the
-      next. More make steps cheaper.
 
   Returns:
     A transformation of leaves of any shape.
 
   Raises:
-    UserError: one of these three is no whole number of at least 1.
+    UserError: `every` or `block_size` is no whole number of at least 1.
   """
   check_whole(every, 1, 'shampoo, every', 'such as 50')
   check_whole(block_size, 1, 'shampoo, block_size', 'such as 128')
-  hint = 'leave it out for 1'
-  check_whole(statistics_every, 1, 'shampoo, statistics_every', hint)
   grafted = optax.scale_by_adam(b1) if graft is None else graft
   lag = every // 5
 
@@ -129,9 +123,9 @@ def scale_by_shampoo(
     rests = (steps > every) & (since > 0) & (since <= lag)
     shares = _shares(wide, block_size, axis_name)
     statistics = lax.cond(
-      (steps % statistics_every == 0) & ~rests,
-      lambda: _add(wide, state.statistics, b2, block_size),
+      rests,
       lambda: state.statistics,
+      lambda: _add(wide, state.statistics, b2, block_size),
     )
     begun = lax.cond(
       (since == 0) & (lag > 0),
@@ -167,7 +161,6 @@ def shampoo(
   block_size: int = 128,
   graft: optax.GradientTransformation | None = None,
   weight_decay: jax.typing.ArrayLike = 0.0,
-  statistics_every: int = 1,
 ) -> optax.GradientTransformationExtraArgs:
   """Returns Shampoo, an optimizer for a model's parameters.
 
@@ -187,7 +180,6 @@ def shampoo(
     graft: the method that gives each block's step its size.
     weight_decay: share of a parameter, times the learning rate, that a step
       takes away (decoupled, arXiv 1711.05101).
-    statistics_every: as in `scale_by_shampoo`.
 
   Raises:
     UserError: the learning rate is negative, infinite or NaN, or as
@@ -195,7 +187,7 @@ def shampoo(
   """
   check_learning_rate(learning_rate, 'shampoo')
   return optax.chain(
-    scale_by_shampoo(b1, b2, eps, every, block_size, graft, statistics_every),
+    scale_by_shampoo(b1, b2, eps, every, block_size, graft),
     optax.add_decayed_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
