@@ -11,10 +11,11 @@ import numpy as np
 Leaves = Sequence[tuple[Any, ...]]
 """Per leaf, arrays [N, n, n] for each of its w axes: a matrix per block."""
 
-_MOST = 64
+_MOST = 16  # others are computed when they are asked for
 _begun: dict[bytes, futures.Future[Leaves]] = {}
 """Roots that a thread computes or has computed, by a digest of their job."""
 _one_at_a_time = threading.Lock()
+_looking = threading.Lock()  # several devices call at once
 
 
 def inverse_root(matrix: np.ndarray, order: int, eps: float) -> np.ndarray:
@@ -39,13 +40,14 @@ def inverse_root(matrix: np.ndarray, order: int, eps: float) -> np.ndarray:
 def begin(leaves: Leaves, counts: Any, eps: Any) -> None:
   """Lets a thread begin with what `roots` will be asked for."""
   key, copies = _job(leaves, counts, eps)
-  if key in _begun:
-    return
-  while len(_begun) >= _MOST:  # those of runs that were stopped
-    _begun.pop(next(iter(_begun)), None)
-  pool = futures.ThreadPoolExecutor(1, 'slipstream-roots')
-  _begun[key] = pool.submit(_computed, copies, counts, float(eps))
-  pool.shutdown(wait=False)
+  with _looking:
+    if key in _begun:
+      return
+    while len(_begun) >= _MOST:  # those of runs that were stopped
+      _begun.pop(next(iter(_begun)))
+    pool = futures.ThreadPoolExecutor(1, 'slipstream-roots')
+    _begun[key] = pool.submit(_computed, copies, counts, float(eps))
+    pool.shutdown(wait=False)
 
 
 def roots(leaves: Leaves, counts: Any, eps: Any) -> Leaves:
@@ -56,7 +58,8 @@ def roots(leaves: Leaves, counts: Any, eps: Any) -> Leaves:
   computes them, with the same result.
   """
   key, copies = _job(leaves, counts, eps)
-  future = _begun.pop(key, None)
+  with _looking:
+    future = _begun.pop(key, None)
   if future is None:
     return _computed(copies, counts, float(eps))
   return future.result()

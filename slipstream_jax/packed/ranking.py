@@ -70,7 +70,7 @@ class RankedRows(NamedTuple):
   map: Callable[[Ids, UInt32[np.ndarray, ' _']], int]
   """Fills the rows of a piece of ids. Returns how many are 0."""
   shared: np.ndarray | None = None
-  """As in `TableColumns`."""
+  """Rows of the last ids, as in `TableColumns`."""
 
   @property
   def columns(self) -> tuple[np.ndarray | None, ...]:

@@ -322,7 +322,7 @@ def _grafted(blocks: _Blocks, like: _Blocks, roots: _Factors) -> _Blocks:
 
 
 class _Shares(NamedTuple):
-  """Which blocks of each leaf a device computes."""
+  """The blocks of each leaf that a device computes."""
 
   tree: Any
   """Structure of the parameters."""
@@ -331,7 +331,7 @@ class _Shares(NamedTuple):
   numbers: tuple[np.ndarray, ...]
   """Per leaf, the numbers of each device's blocks, i32[W, N], padded."""
   counts: np.ndarray
-  """How many there are, i32[W, leaves]."""
+  """Number of these blocks, i32[W, leaves]."""
 
   def own(self) -> tuple[list[jax.Array], jax.Array]:
     """Returns per leaf the numbers of this device, padded, and how many."""

@@ -94,7 +94,7 @@ def test_devices_change_no_number_of_half_precision():
 
 @pytest.mark.slow
 def test_devices_change_no_number_of_shampoo():
-  """Which share its blocks: here several of each leaf, of several shapes."""
+  """Devices share its blocks: several of each leaf, of several shapes."""
   optimizer = slip.shampoo(1e-2, every=5, block_size=3, weight_decay=1e-3)
 
   def make(*arguments, **more):
