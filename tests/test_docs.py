@@ -54,7 +54,17 @@ def name(path):
   return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize('page', WITH_EXAMPLES, ids=name)
+@pytest.mark.parametrize(
+  'page',
+  [
+    pytest.param(
+      page,
+      id=name(page),
+      marks=[pytest.mark.slow] * (page.stem not in ('index', 'quickstart')),
+    )
+    for page in WITH_EXAMPLES
+  ],
+)
 def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # for what they write
   examples.run(page)

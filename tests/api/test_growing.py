@@ -133,6 +133,7 @@ def run(program, folder, **arguments):
   return trainer, said
 
 
+@pytest.mark.slow
 @settings(max_examples=3, phases=[Phase.explicit, Phase.generate])
 @example(
   [('other', 2, 'rows'), ('array', 2, 'none'), ('other', 4, 'rows')],

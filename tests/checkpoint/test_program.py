@@ -44,6 +44,7 @@ def run(kept, tmp_path):
   return shutil.copytree(kept, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_a_list_says_what_is_whole(run):
   place = job.place_of(str(run))
   before = snapshot(run)
@@ -62,6 +63,7 @@ def test_a_list_says_what_is_whole(run):
   assert job.entries(open_place(run / 'checkpoints')) == listed
 
 
+@pytest.mark.slow
 def test_a_list_says_what_is_damaged_and_why(run):
   place = job.place_of(str(run))
   (of_90,) = place.names('increment-000000000090')
@@ -89,6 +91,7 @@ def rows_of(place, step):
   }
 
 
+@pytest.mark.slow
 def test_a_copy_is_a_base_of_the_newest(run, tmp_path):
   place, into = job.place_of(str(run)), open_place(tmp_path / 'archive')
   flip(run / 'checkpoints' / 'manifest-000000000100.json')
@@ -110,6 +113,7 @@ def test_a_copy_is_a_base_of_the_newest(run, tmp_path):
   assert snapshot(tmp_path / 'archive') == before
 
 
+@pytest.mark.slow
 def test_a_copy_begins_anew_where_its_source_went(run, tmp_path, monkeypatch):
   place, into = job.place_of(str(run)), open_place(tmp_path / 'archive')
   copy, steps = job.copy_as_base, []

@@ -70,6 +70,7 @@ PARTS = st.lists(
 """Of a run, which are taken in turns until its data ends."""
 
 
+@pytest.mark.slow
 @settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
 @given(st.sampled_from(SCHEDULES), SAVINGS, PARTS)
 def test_a_run_saved_at_any_steps_goes_on_as_unbroken(

@@ -70,6 +70,7 @@ class Signalling:
     return self.call(*args, **kwargs)
 
 
+@pytest.mark.slow
 @settings(
   max_examples=4,
   suppress_health_check=[HealthCheck.function_scoped_fixture],

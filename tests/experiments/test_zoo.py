@@ -90,6 +90,7 @@ def zoo(workdir, config=None, rates=('3',), **more):
   )
 
 
+@pytest.mark.slow
 def test_a_stopped_zoo_continues_and_writes_a_page(
   tmp_path, monkeypatch, capsys
 ):

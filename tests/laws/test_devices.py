@@ -61,7 +61,10 @@ def run(
 
 @pytest.mark.parametrize(
   ('devices', 'placement'),
-  [(2, 'streamed'), (4, 'streamed'), *((8, name) for name in PLACED)],
+  [
+    *(pytest.param(n, 'streamed', marks=pytest.mark.slow) for n in (2, 4)),
+    *((8, name) for name in PLACED),
+  ],
 )
 def test_devices_change_no_number(devices, placement):
   assert_same_bits(run(devices, placement), run(1))
@@ -198,7 +201,7 @@ def one_in_market(skip='none', steps=market.STEPS):
   ('devices', 'skip', 'placing'),
   [
     (8, 'none', 'look_ahead'),
-    (4, 'stale', 'pinned'),
+    pytest.param(4, 'stale', 'pinned', marks=pytest.mark.slow),
     *(
       pytest.param(devices, skip, placing, marks=pytest.mark.slow)
       for devices in (2, 8)

@@ -203,14 +203,8 @@ few = settings(
 )
 
 
-@pytest.mark.parametrize(
-  'number',
-  # The first takes least to compile.
-  [
-    pytest.param(n, marks=[pytest.mark.slow] * (n > 0))
-    for n in range(len(MIXED))
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('number', range(len(MIXED)))
 @few
 @given(data=st.data())
 def test_placements_change_no_number_of_a_group(number, data):

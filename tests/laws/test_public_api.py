@@ -96,7 +96,10 @@ def test_plain_training_is_the_oracles(placement, data):
   law(data.draw(cases('plain', placement)))
 
 
-@pytest.mark.parametrize('placement', PLACED)
+@pytest.mark.parametrize(
+  'placement',
+  [pytest.param(p, marks=[pytest.mark.slow] * (p != 'pinned')) for p in PLACED],
+)
 @examples(16)
 @given(data=st.data())
 def test_skipping_trains_what_it_keeps(placement, data):

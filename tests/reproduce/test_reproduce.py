@@ -169,6 +169,7 @@ def failing(todo, *rest):
   return runs.rows_of(todo, *rest)
 
 
+@pytest.mark.slow
 def test_a_failed_run_says_so_and_the_others_go_on(whole):
   results = Results(whole)
   assert [(row['system'], row['skip']) for row in results.of('run')] == 2 * [
@@ -183,6 +184,7 @@ def test_a_failed_run_says_so_and_the_others_go_on(whole):
   assert 'MemoryError' in (whole / 'report.html').read_text()
 
 
+@pytest.mark.slow
 def test_runs_are_those_of_the_main_program(whole, tmp_path):
   """Bytes, examples and quality are those of `experiments.run`, to the bit."""
   results = Results(whole)
@@ -201,6 +203,7 @@ def test_runs_are_those_of_the_main_program(whole, tmp_path):
   assert row['log_loss'] == summary['log_loss']
 
 
+@pytest.mark.slow
 def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
   started, minutes = [], []
 
@@ -232,6 +235,7 @@ def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
   assert phases(tmp_path) == phases(whole)
 
 
+@pytest.mark.slow
 def test_a_finished_one_does_nothing(whole, monkeypatch, capsys):
   monkeypatch.setattr(job, 'rows_of', None)  # whoever calls it, fails
   before = (whole / RESULTS).read_bytes()
@@ -242,6 +246,7 @@ def test_a_finished_one_does_nothing(whole, monkeypatch, capsys):
   assert (whole / RESULTS).read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('changes', 'words'),
   [

@@ -30,6 +30,7 @@ def expected_of(values, rows, width):
   )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
   width=st.sampled_from(WIDTHS),

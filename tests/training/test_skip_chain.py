@@ -64,6 +64,7 @@ def test_placement_changes_no_number(dtype, watched):
     assert [r.loss for r in records] == [r.loss for r in others]
 
 
+@pytest.mark.slow
 @few
 @given(numbers=numbers(), placement=placements, depth=st.integers(0, 6))
 def test_hot_rows_stand_still_as_a_bystander_says(numbers, placement, depth):
@@ -81,6 +82,7 @@ def none(step, rows, touched):
   return np.zeros(len(rows), bool)
 
 
+@pytest.mark.slow
 @few
 @given(numbers=numbers(), placement=placements)
 def test_with_all_rows_watched_it_is_the_chain_in_memory(numbers, placement):

@@ -158,7 +158,13 @@ def test_a_field_that_nothing_can_compare_is_named():
   assert error.value.where == 'Recipe.model.held.weights.0'
 
 
-@pytest.mark.parametrize(('optimizer', 'dtype'), OPTIMIZERS_AND_DTYPES)
+@pytest.mark.parametrize(
+  ('optimizer', 'dtype'),
+  [
+    pytest.param(*pair, marks=[pytest.mark.slow] * (pair[1] != 'bfloat16'))
+    for pair in OPTIMIZERS_AND_DTYPES
+  ],
+)
 def test_64_bits_double_no_row_and_change_no_row_state(optimizer, dtype):
   columns = small.columns(64 * 6)
   how = {'normalization': 'batch', 'table_dtype': dtype}

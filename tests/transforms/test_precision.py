@@ -74,6 +74,7 @@ def test_overflow_and_nan_stay_to_be_seen():
   np.testing.assert_array_equal(got, np.float16([np.inf, -np.inf, np.nan]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('dtype', 'rate'), [('bfloat16', 0.1), ('float16', 0.02)]
 )
@@ -106,6 +107,7 @@ def examples(seed=0):
   return jax.device_put((dense.astype('f4'), embeddings))
 
 
+@pytest.mark.slow
 @jax.transfer_guard('allow')
 def test_bfloat16_products_are_summed_in_float32():
   args, model = examples(), DLRM(dtype='bfloat16')

@@ -110,6 +110,7 @@ def test_statistics_rest_while_a_thread_computes_roots():
   np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_devices_share_blocks():
   """Their directions are those of one device that computes all."""
   gradients = [drawn(7, 5), drawn(4), drawn(2, 3, 4)]

@@ -145,6 +145,7 @@ def test_a_run_of_all_of_ones_own(own, tmp_path):
   assert 'finished already' in again.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'flags', 'files'),
   [

@@ -84,6 +84,7 @@ def test_one_that_is_stopped_now_and_then_comes_to_the_same(
   assert {path.name for path in folder.iterdir()} == FILES
 
 
+@pytest.mark.slow
 def test_more_seeds_may_be_added(tmp_path, capsys):
   """Of a data set of one's own, whose runs go through it twice."""
   config = own.get_config()
@@ -122,6 +123,7 @@ def test_a_function_that_cannot_be(name, said, tmp_path, capsys):
   assert_one_sentence(capsys.readouterr().err, '--own', said)
 
 
+@pytest.mark.slow
 def test_another_config_is_refused(whole, capsys):
   before = snapshot(whole)
   assert compare(whole, config_of(**{'model.top': (32,)})) == 1
