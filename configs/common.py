@@ -315,6 +315,8 @@ def training(config: ConfigDict) -> None:
   # Equal parts of a batch. The bits of a run depend on them, and not on the
   # number of devices. None: 1 for one device, else 8.
   config.parts = placeholder(int)
+  # In what devices exchange rows and gradients: 'float32' or 'bfloat16'.
+  config.exchange = 'float32'
   config.prefetch_batches = 2  # batches prepared ahead of the step
   # Threads that find unique rows, each of one batch. None: one for each core,
   # at most 8.

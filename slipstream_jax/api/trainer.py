@@ -108,6 +108,7 @@ class Trainer:
     microbatches: int = 1,
     devices: int = 1,
     parts: int | None = None,
+    exchange: str = 'float32',
     prefetch: int = 2,
     workers: int | None = None,
     seed: int = 0,
@@ -139,6 +140,8 @@ class Trainer:
       parts: equal parts of a batch, whose gradients are added as a tree. Runs
         with equal parts have equal bits for any number of devices, which
         divides them. None: 1 for one device, else 8.
+      exchange: in what devices exchange rows and their gradients, 'float32' or
+        'bfloat16', which takes half the bytes.
       prefetch: batches prepared ahead. 0 prepares each when it is asked for.
       workers: threads that prepare them. None: one per core, at most 8.
       seed: of parameters, rows and dropout, at least 0.
@@ -170,7 +173,7 @@ class Trainer:
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
-    over = divided(devices, parts)
+    over = divided(devices, parts, exchange)
     self._maker = Maker(recipe, placements, hot_bytes, seed, store, over)
     self._made_of = recipe, placements
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')

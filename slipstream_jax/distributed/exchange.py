@@ -18,8 +18,12 @@ import numpy as np
 from slipstream_jax.distributed.lanes import bounds_of
 from slipstream_jax.hashing import kernel
 from slipstream_jax.placement import bucket
-from slipstream_jax.types import Unique
+from slipstream_jax.tables import Group
+from slipstream_jax.types import RowIds, Unique
 
+EXCHANGES = {'float32': 4, 'bfloat16': 2}
+"""Bytes of an element of a gradient that devices exchange, by its dtype. Rows
+in f32 go in the same dtype, those in half precision as they are."""
 _SMALLEST = 64  # rows that a pair of devices exchanges, with padding
 
 
@@ -51,6 +55,31 @@ class Exchange(NamedTuple):
   def size(self) -> int:
     """P, rows of a lane with padding."""
     return self.summed.shape[2]
+
+  def rows(
+    self, unique: RowIds, lanes: Int[np.ndarray, ' W_and_1']
+  ) -> Int[np.ndarray, 'W WQ']:
+    """Returns the rows that each slice receives, i64. Padding has any.
+
+    Args:
+      unique: the batch's rows, ordered by lane.
+      lanes: where each lane begins in them.
+    """
+    at = self.wanted + lanes[:-1, None, None]
+    known = np.append(unique, 0)
+    received = known[np.minimum(at, len(unique))].swapaxes(0, 1)
+    return received.reshape(len(received), -1)
+
+  def sent_bytes(self, group: Group, element: int) -> int:
+    """Returns the bytes of rows and gradients that go to another device.
+
+    Args:
+      group: whose rows they are.
+      element: bytes of an element of a gradient, from `EXCHANGES`.
+    """
+    sent = int(self.counts.sum() - np.trace(self.counts))
+    row = min(element, np.dtype(group.dtype).itemsize)
+    return sent * group.dim * (row + element)
 
 
 def exchange(unique: Unique, lanes: int, parts: int) -> Exchange:

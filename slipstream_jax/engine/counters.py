@@ -33,6 +33,9 @@ class Counters(NamedTuple):
   bytes_stored: int = 0
   """Bytes moved device -> host without padding: rows with their row state, or
   gradients."""
+  bytes_exchanged: int = 0
+  """Bytes of rows and of their gradients that went from one of several devices
+  to another, without padding."""
 
 
 def merge(a: Counters, b: Counters) -> Counters:

@@ -208,6 +208,8 @@ class Slices(NamedTuple):
   """W, each of which computes a slice of the examples and owns a lane."""
   parts: int
   """G, a multiple of W: the parts into which all examples are cut."""
+  exchange: str = 'float32'
+  """In what they exchange rows and gradients, a member of `EXCHANGES`."""
 
 
 class UniqueBatch(NamedTuple):
@@ -395,7 +397,9 @@ class Planner(NamedTuple):
       if self.over is not None:
         over = self.over
         uniques = tuple(in_lanes(one, over.devices) for one in uniques)
-        exchanges = tuple(exchange(one, *over) for one in uniques)
+        exchanges = tuple(
+          exchange(one, over.devices, over.parts) for one in uniques
+        )
       of_rows = tuple(
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques

@@ -59,7 +59,7 @@ class CompiledFunctions:
     loss: `mean_loss`, jitted.
     side: name of a side of a two-tower model to `forward` of its vectors,
       cached.
-    over: devices and a number of parts to their `PartsStep`, cached.
+    over: devices and `Slices` to their `PartsStep`, cached.
     host_update: `make_host_update`, cached.
   """
 

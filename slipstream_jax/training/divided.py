@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from slipstream_jax.distributed.exchange import EXCHANGES
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.mesh import devices_of
 from slipstream_jax.engine.planner import Slices
-from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.models.towers import is_over_batch
 from slipstream_jax.placement import Placement
 from slipstream_jax.schedules.base import ScheduleSpec
@@ -27,20 +28,26 @@ from slipstream_jax.transforms.row_state import RowStateLayout, split
 _ROWS = 4  # that show whether a chain treats each alone
 
 
-def divided(devices: Any, parts: Any) -> Slices | None:
+def divided(
+  devices: Any, parts: Any, exchange: Any = 'float32'
+) -> Slices | None:
   """Returns how a step is divided. None: one device computes it as a whole.
 
   Args:
     devices: W, that share the rows and the examples.
-    parts: G, into which a batch is cut. None: 1 for one device, else 8 or W.
+    parts: G, into which a batch is cut. None: 1 for one device that exchanges
+      f32, else 8 or W.
+    exchange: a member of `EXCHANGES`.
 
   Raises:
     UserError: one is no power of two, or there are fewer devices, or parts
-      than devices.
+      than devices, or one part of which nothing is exchanged.
   """
   check_whole(devices, 1, 'Trainer, devices', 'use 1, or a power of two')
+  element = choose(EXCHANGES, exchange, 'Trainer, exchange')
+  whole = element == 4
   if parts is None:
-    parts = 1 if devices == 1 else max(8, devices)
+    parts = 1 if devices == 1 and whole else max(8, devices)
   for name, value in ('devices', devices), ('parts', parts):
     where = f'Trainer, {name}'
     check_whole(value, 1, where, 'such as 8')
@@ -60,9 +67,16 @@ def divided(devices: Any, parts: Any) -> Slices | None:
       ' other last bits',
     )
   if parts == 1 and jax.process_count() == 1:
-    return None
+    if whole:
+      return None
+    raise UserError(
+      'rows are exchanged between parts, so that there must be several',
+      got=f'1 part, and exchange {exchange!r}',
+      where='Trainer, parts',
+      hint='take 8 parts, or leave exchange out',
+    )
   devices_of(devices)
-  return Slices(devices, parts)
+  return Slices(devices, parts, exchange)
 
 
 def check_examples(parts: int, examples: int) -> None:

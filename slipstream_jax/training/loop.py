@@ -19,6 +19,7 @@ from jax.profiler import StepTraceAnnotation, TraceAnnotation
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.distributed.exchange import EXCHANGES
 from slipstream_jax.engine.buffers import (
   handing_over,
   to_device,
@@ -246,7 +247,7 @@ def _take_step(
     trained = int(np.count_nonzero(scheduled.batch.weights))
     count = Counters(scheduled.seen, trained, scheduled.dropped)
     engine.count(
-      functools.reduce(merge, _moved(engine, item, trained, rows), count)
+      functools.reduce(merge, _moved(trainer, item, trained, rows), count)
     )
     trainer.rest = Counters()
     trainer.grown = {**trainer.grown, **scheduled.grown}
@@ -375,7 +376,7 @@ def _over_parts(
   devices = trainer.engine.devices
   assert devices is not None
   assert trainer.over is not None
-  step = trainer.programs.over(devices, trainer.over.parts)
+  step = trainer.programs.over(devices, trainer.over)
   inputs = step.inputs(item, on_device(item.batch))
   # A new or restored state is on one device.
   trainer.state = state = devices.settled(trainer.state)
@@ -408,10 +409,18 @@ def _guarded(
 
 
 def _moved(
-  engine: Engine, item: PlannedBatch, trained: int, rows: str
+  trainer: TrainerParts, item: PlannedBatch, trained: int, rows: str
 ) -> list[Counters]:
   """Counts per group what crosses for a number of trained examples."""
+  engine = trainer.engine
   counts = list(map(moved, item.plans, engine.row_bytes))
+  if trainer.over is not None:
+    element = EXCHANGES[trainer.over.exchange]
+    of_groups = zip(counts, engine.tables.groups, item.exchanges, strict=True)
+    return [
+      count._replace(bytes_exchanged=one.sent_bytes(group, element))
+      for count, group, one in of_groups
+    ]
   if rows == 'parameter_server':
     groups = zip(counts, engine.tables.groups, item.plans, strict=True)
     return [

@@ -24,18 +24,20 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt32
 import numpy as np
 
 from slipstream_jax.engine.lane_rows import block_places
 from slipstream_jax.engine.mesh import AXIS, Devices, SPLIT, WHOLE
-from slipstream_jax.engine.planner import PlannedBatch
+from slipstream_jax.engine.planner import PlannedBatch, Slices
+from slipstream_jax.hashing import GOLDEN
 from slipstream_jax.training.divided import check_examples
 from slipstream_jax.training.forward import mean_of, pass_of
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.step import (
   Blocks,
   mean_weight,
+  row_bits,
   RowNumbers,
   RowWeights,
   update_dense,
@@ -43,6 +45,7 @@ from slipstream_jax.training.step import (
 )
 from slipstream_jax.training.watch import Masks
 from slipstream_jax.transforms.row_state import RowStateLayout
+from slipstream_jax.transforms.rowwise import stochastic_round
 from slipstream_jax.types import Array, Batch
 
 
@@ -83,9 +86,11 @@ class Inputs(NamedTuple):
   row_weights: RowWeights
   """Per group, as in `PlannedBatch`, each lane's rows padded."""
   numbers: RowNumbers
-  """Per group of half precision, the rows' numbers in the group."""
+  """Per group where draws need them, the numbers of the lane's rows."""
   none: Masks
   """Per group, a mask of no row."""
+  received: RowNumbers
+  """As `numbers`, of the rows that the slice receives. None: in f32."""
 
 
 class PartsStep:
@@ -96,22 +101,29 @@ class PartsStep:
     recipe: Recipe,
     layouts: tuple[RowStateLayout, ...],
     devices: Devices,
-    parts: int,
+    over: Slices,
   ) -> None:
     """Compiles nothing yet."""
-    self.devices, self.parts = devices, parts
+    self.devices, self.parts = devices, over.parts
+    parts, self.narrow = over.parts, over.exchange != 'float32'
     self.groups = recipe.tables.groups
     self.rounds = devices.whole(np.int32(parts // devices.lanes))
     run = devices.compiled
     self._send = run(
-      functools.partial(_send, parts), (SPLIT, SPLIT, SPLIT, SPLIT), SPLIT
+      functools.partial(_send, parts, self.narrow),
+      (SPLIT, SPLIT, SPLIT, SPLIT),
+      SPLIT,
     )
     self._pass = run(
       functools.partial(_pass, recipe, parts),
       (WHOLE, WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
       SPLIT,
     )
-    self._add = run(_add, (SPLIT, SPLIT, SPLIT, SPLIT), (WHOLE, SPLIT))
+    self._add = run(
+      functools.partial(_add, self.narrow),
+      (SPLIT, SPLIT, SPLIT, SPLIT, WHOLE, SPLIT, SPLIT),
+      (WHOLE, SPLIT),
+    )
     self._update = run(
       functools.partial(_update, recipe, layouts),
       (WHOLE, SPLIT, WHOLE, SPLIT, WHOLE, SPLIT, SPLIT, SPLIT),
@@ -127,7 +139,8 @@ class PartsStep:
     lanes = self.devices.lanes
 
     def cut(column: np.ndarray) -> np.ndarray:
-      return column.reshape(self.parts, -1, *column.shape[1:])
+      size = len(column) // self.parts
+      return column.reshape(self.parts, size, *column.shape[1:])
 
     check_examples(self.parts, len(batch.labels))
     exchanges = item.exchanges
@@ -136,19 +149,22 @@ class PartsStep:
       batch.map(cut),
       np.arange(self.parts, dtype=np.int32),
     )
-    weights, rows = [], []
+    weights, rows, received = [], [], []
     for group, plan, own, one in zip(
       self.groups, item.plans, item.row_weights, exchanges, strict=True
     ):
       assert plan.lanes is not None
       at = block_places(plan.lanes, lanes * one.size)
-      weight, known = np.ones(lanes * one.size, np.float32), None
+      weight, known, others = np.ones(lanes * one.size, np.float32), None, None
       weight[at] = own[: len(at)]
       weights.append(weight)
-      if group.dtype != 'float32':
+      if group.dtype != 'float32' or self.narrow:
         known = np.zeros(lanes * one.size, np.uint32)
         known[at] = plan.rows
+      if self.narrow:
+        others = one.rows(plan.rows, plan.lanes).astype(np.uint32)
       rows.append(known)
+      received.append(others)
     return (
       tuple(one.wanted for one in exchanges),
       tuple(one.picked for one in exchanges),
@@ -158,6 +174,7 @@ class PartsStep:
       tuple(weights),
       tuple(rows),
       tuple(np.zeros(lanes * one.size, bool) for one in exchanges),
+      tuple(received),
     )
 
   def __call__(
@@ -174,7 +191,10 @@ class PartsStep:
     sums, of_rows = self._pass(
       state.params, state.step, state.rng, self.rounds, *own
     )
-    total, gradients = self._add(sums, of_rows, inputs.returned, inputs.summed)
+    draws = (inputs.received, inputs.numbers) if self.narrow else ((), ())
+    total, gradients = self._add(
+      sums, of_rows, inputs.returned, inputs.summed, state.step, *draws
+    )
     result: tuple[TrainState, Blocks, jax.Array, Masks] = self._update(
       state,
       blocks,
@@ -193,8 +213,19 @@ def _take(rows: jax.Array, at: jax.Array) -> jax.Array:
   return rows.at[at].get(mode='fill', fill_value=0)
 
 
+def _to_others(values: jax.Array, narrow: bool) -> jax.Array:
+  """Sends the n-th values to the n-th device. If narrow, they are bfloat16s."""
+  if not narrow:
+    return lax.all_to_all(values, AXIS, 0, 0)
+  # As integers, since XLA may replace bfloat16 by f32 where it computes so.
+  bits = lax.bitcast_convert_type(values.astype(jnp.bfloat16), jnp.uint16)
+  got = lax.bitcast_convert_type(lax.all_to_all(bits, AXIS, 0, 0), jnp.bfloat16)
+  return got.astype(jnp.float32)
+
+
 def _send(
   parts: int,
+  narrow: bool,
   rows: tuple[jax.Array, ...],
   wanted: tuple[jax.Array, ...],
   picked: tuple[jax.Array, ...],
@@ -206,7 +237,10 @@ def _send(
   """
   groups = []
   for of_lane, at, of_parts in zip(rows, wanted, picked, strict=True):
-    got = lax.all_to_all(_take(of_lane, at[0]), AXIS, 0, 0)
+    sent, rounds = _take(of_lane, at[0]), narrow and of_lane.dtype == 'float32'
+    if rounds:  # by this name, as XLA may drop a conversion there and back
+      sent = lax.reduce_precision(sent, exponent_bits=8, mantissa_bits=7)
+    got = _to_others(sent, rounds)
     groups.append(_take(got.reshape(-1, of_lane.shape[1]), of_parts))
 
   def with_room(values: jax.Array) -> jax.Array:
@@ -274,11 +308,46 @@ def _part(
   return sums, gradients.rows
 
 
-def _tree(parts: Sequence[Any]) -> Any:
+class Rounding(NamedTuple):
+  """Rounds a group's gradients, and each sum of them but the last one.
+
+  Whatever number of devices there is, those that one sends are among them.
+  """
+
+  group: int
+  step: Int[jax.Array, '']
+  numbers: UInt32[jax.Array, ' _U']
+  """Numbers of the rows, which draws depend on."""
+  trees: int
+  """How many devices have as many sums."""
+  first: Any
+  """The number of the tree's last sum. Sum i is that of sums 2 i and 2 i + 1.
+  """
+
+  def __call__(self, sums: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """Returns sums of equally many parts, f32[U, D], rounded to bfloat16."""
+    size = len(sums)
+    if size * self.trees == 1:
+      return sums
+    key = jax.random.fold_in(jax.random.key(self.group), self.step)
+    key = jax.random.fold_in(key, 0)  # rows in half precision have the other
+    bits = row_bits(key, self.numbers, sums[0].shape[1:])
+    rounded = []
+    for i, values in enumerate(sums):
+      # Draws of a row's sums are spread evenly, so that errors partly cancel.
+      shift = (self.first * size + i) * np.uint32(GOLDEN >> 32)
+      one = stochastic_round(values, jnp.bfloat16, bits + shift)
+      rounded.append(one.astype(jnp.float32))
+    return rounded
+
+
+def _tree(parts: Sequence[Any], rounded: Rounding | None = None) -> Any:
   """Adds trees of arrays in pairs, and the sums in pairs."""
   while len(parts) > 1:
     pairs = zip(parts[::2], parts[1::2], strict=True)
     parts = [jax.tree.map(jnp.add, *pair) for pair in pairs]
+    if rounded is not None:
+      parts = rounded(parts)
   return parts[0]
 
 
@@ -303,10 +372,14 @@ def _of_slices(own: Any) -> list[Any]:
 
 
 def _add(
+  narrow: bool,
   sums: Sums,
   rows: tuple[jax.Array, ...],
   returned: tuple[jax.Array, ...],
   summed: tuple[jax.Array, ...],
+  step: Int[jax.Array, ''],
+  received: tuple[UInt32[jax.Array, '1 _WQ'], ...],
+  numbers: tuple[UInt32[jax.Array, ' _P'], ...],
 ) -> tuple[Sums, tuple[jax.Array, ...]]:
   """Returns the sums of all parts, and the gradients of the lane's rows."""
   lanes = lax.axis_size(AXIS)
@@ -316,15 +389,42 @@ def _add(
   ]
   total = _tree(_of_slices(_tree(of_parts)))
   gradients = []
-  for own, to_slice, to_lane in zip(rows, returned, summed, strict=True):
-    # A row that a part does not look up has a gradient of 0 there.
-    of_slice = _tree([_take(own[part], at) for part, at in enumerate(to_slice)])
-    dim = of_slice.shape[1]
-    got = lax.all_to_all(of_slice.reshape(lanes, -1, dim), AXIS, 0, 0)
-    gradients.append(
-      _tree([_take(*one) for one in zip(got, to_lane[0], strict=True)])
-    )
+  for group, one in enumerate(zip(rows, returned, summed, strict=True)):
+    rounding: tuple[Rounding, Rounding] | None = None
+    if narrow:
+      first = jnp.uint32(lanes) + lax.axis_index(AXIS).astype(jnp.uint32)
+      rounding = (
+        Rounding(group, step, received[group][0], lanes, first),
+        Rounding(group, step, numbers[group], 1, jnp.uint32(1)),
+      )
+    gradients.append(_of_lane(lanes, *one, rounding))
   return total, tuple(gradients)
+
+
+def _of_lane(
+  lanes: int,
+  own: jax.Array,
+  returned: jax.Array,
+  summed: jax.Array,
+  rounding: tuple[Rounding, Rounding] | None,
+) -> jax.Array:
+  """Returns a group's gradients of the rows of the device's lane.
+
+  If given, the first rounds what a slice adds, and the second what a lane does.
+  """
+  of_slice, of_lane = rounding or (None, None)
+  # A row that a part does not look up has a gradient of 0 there.
+  parts: Sequence[jax.Array]
+  parts = [_take(own[part], at) for part, at in enumerate(returned)]
+  if of_slice is not None:
+    parts = of_slice(parts)
+  sent = _tree(parts, of_slice)
+  got = _to_others(
+    sent.reshape(lanes, -1, sent.shape[1]), rounding is not None and lanes > 1
+  )
+  slices = [_take(*one) for one in zip(got, summed[0], strict=True)]
+  gradient: jax.Array = _tree(slices, of_lane)
+  return gradient
 
 
 def _update(

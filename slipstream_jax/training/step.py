@@ -311,12 +311,19 @@ def _rounded(
   if numbers is None:
     bits = jax.random.bits(key, rows.shape, jnp.uint32)
   else:
-    bits = jax.vmap(
-      lambda row: jax.random.bits(
-        jax.random.fold_in(key, row), rows.shape[1:], jnp.uint32
-      )
-    )(numbers)
+    bits = row_bits(key, numbers, rows.shape[1:])
   return stochastic_round(rows, dtype, bits)
+
+
+def row_bits(
+  key: jax.Array, numbers: UInt32[jax.Array, ' P'], shape: tuple[int, ...]
+) -> UInt32[jax.Array, 'P ...']:
+  """Returns random bits for each row, which depend on its number alone."""
+
+  def of_row(number: jax.Array) -> jax.Array:
+    return jax.random.bits(jax.random.fold_in(key, number), shape, jnp.uint32)
+
+  return jax.vmap(of_row)(numbers)
 
 
 def initial_state(

@@ -32,6 +32,15 @@ PLACED = {name: PLACEMENTS[name] for name in ('resident', 'streamed', 'pinned')}
 PLACED['cached'] = cached(8, look_ahead=3)
 
 
+MAKE = {
+  'float32': small.recipe,
+  **{
+    dtype: functools.partial(small.recipe, table_dtype=dtype)
+    for dtype in ('bfloat16', 'float16')
+  },
+}
+
+
 @functools.cache
 def run(
   devices,
@@ -39,6 +48,7 @@ def run(
   optimizer='adagrad',
   steps=12,
   make=small.recipe,
+  exchange='float32',
 ):
   """All rows, their state and the rest after some steps, and the losses."""
   length = small.STEPS if make is small.sequence_recipe else 2
@@ -50,7 +60,7 @@ def run(
     small.DENSE,
     seed=3,
     hot=small.hot(columns),
-    over=Slices(devices, PARTS),
+    over=Slices(devices, PARTS, exchange),
   )
   source = ColumnBatches(columns, BATCH, shuffle_seed=1)
   with planned(trainer, source, 2) as batches:
@@ -89,7 +99,7 @@ def test_devices_change_no_number_of_sequences():
 
 @pytest.mark.slow
 def test_devices_change_no_number_of_half_precision():
-  make = functools.partial(small.recipe, table_dtype='bfloat16')
+  make = MAKE['bfloat16']
   one = run(1, 'streamed', 'adagrad', 40, make)
   for devices in (2, 8):
     assert_same_bits(run(devices, 'cached', 'adagrad', 40, make), one)
@@ -107,6 +117,38 @@ def test_devices_change_no_number_of_shampoo():
   one = run(1, make=make)
   for devices in (2, 4, 8):
     assert_same_bits(run(devices, make=make), one)
+
+
+@pytest.mark.parametrize(
+  ('devices', 'placement', 'dtype'),
+  [
+    (8, 'cached', 'float32'),
+    *(
+      pytest.param(devices, placement, dtype, marks=pytest.mark.slow)
+      for devices in (2, 4, 8)
+      for placement, dtype in (
+        ('streamed', 'float32'),
+        ('pinned', 'float16'),
+        ('cached', 'bfloat16'),
+      )
+    ),
+  ],
+)
+def test_devices_change_no_number_of_an_exchange_in_bfloat16(
+  devices, placement, dtype
+):
+  run_of = functools.partial(
+    run,
+    optimizer='adagrad',
+    make=MAKE[dtype],
+    exchange='bfloat16',
+  )
+  one = run_of(1, 'streamed')
+  assert_same_bits(run_of(devices, placement), one)
+  # It has an effect, though a small one.
+  other = run(1, 'streamed', 'adagrad', 12, MAKE[dtype])
+  assert not np.array_equal(one[-1], other[-1])
+  np.testing.assert_allclose(one[-1], other[-1], rtol=0.05)
 
 
 def start(devices, placement='streamed', of=None, **more):
@@ -127,7 +169,7 @@ def arguments_of_passes(devices, monkeypatch):
   """Shapes that the program of passes has on one device, each time it runs."""
   seen = []
   trainer, source = start(devices)
-  step = trainer.programs.over(trainer.engine.devices, PARTS)
+  step = trainer.programs.over(trainer.engine.devices, trainer.over)
   compute = step._pass
 
   def spy(*arguments):
@@ -154,7 +196,8 @@ def operations(devices):
   """Returns the program of passes as XLA compiled it."""
   trainer = market.trainer(devices=devices, parts=PARTS)
   trainer.train(market.source(), 1)
-  step = trainer.parts.programs.over(trainer.parts.engine.devices, PARTS)
+  parts = trainer.parts
+  step = parts.programs.over(parts.engine.devices, parts.over)
   trainer.close()
   (compiled,) = step._pass.compiled.values()
   return collections.Counter(
@@ -292,6 +335,18 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
 def test_numbers_of_devices_and_parts_are_checked(devices, parts, words):
   with pytest.raises(UserError, match=words):
     market.trainer(devices=devices, parts=parts)
+
+
+@pytest.mark.parametrize(
+  ('more', 'words'),
+  [
+    ({'exchange': 'float16'}, 'exchange must be one of float32, bfloat16'),
+    ({'exchange': 'bfloat16', 'parts': 1}, 'there must be several'),
+  ],
+)
+def test_what_is_exchanged_is_checked(more, words):
+  with pytest.raises(UserError, match=words):
+    market.trainer(devices=1, **more)
 
 
 def test_parts_must_divide_each_batch():
