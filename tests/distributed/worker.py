@@ -25,7 +25,7 @@ def digest(tree):
   return crc
 
 
-def of_placement(placement, devices, seed=1):
+def of_placement(placement, devices, seed=1, exchange='float32'):
   from slipstream_jax.data.numbered import ColumnBatches
   from slipstream_jax.engine.planner import Slices
   from slipstream_jax.placement import cached, PLACEMENTS
@@ -41,7 +41,7 @@ def of_placement(placement, devices, seed=1):
     small.DENSE,
     seed=3,
     hot=small.hot(columns),
-    over=Slices(devices, PARTS),
+    over=Slices(devices, PARTS, exchange),
   )
   source = ColumnBatches(columns, small.BATCH, shuffle_seed=seed)
   with planned(trainer, source, 2) as batches:
@@ -102,6 +102,8 @@ def main(number, processes, devices, address, folder, names):
       runs[name] = of_market(devices, where, name, placings[name])
     elif name == 'unlike':
       runs[name] = unlike(devices, number)
+    elif name == 'bfloat16':
+      runs[name] = of_placement('cached', devices, exchange=name)
     else:
       runs[name] = of_placement(name, devices)
   sys.stdout.write(json.dumps(runs) + '\n')
