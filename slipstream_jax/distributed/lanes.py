@@ -20,6 +20,7 @@ import numpy as np
 
 from slipstream_jax.hashing import GOLDEN, kernel, mix
 from slipstream_jax.placement import Placement, Plan
+from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.types import HotRows, RowIds, StaleRows, Unique
 
 
@@ -87,7 +88,7 @@ class LanesState(NamedTuple):
   states: list[Any]
   """Per lane, the state of the placement."""
   slots: int
-  """C, slots of each lane."""
+  """C, slots of each lane, which copies of frozen rows may be in."""
   places: list[Int[np.ndarray, ' H_and_1']] | None
   """Per lane, the place among its hot rows of each hot row of the group. That
   of all others is the number of its hot rows."""
@@ -179,15 +180,21 @@ def _start(
       place = np.full(len(owner) + 1, mine.sum(), np.int32)
       place[:-1][mine] = np.arange(mine.sum())
       places.append(place)
-  return LanesState(states, len(rows) // lanes, places, hot_of, {})
+  slots = len(rows) // lanes
+  if placement.copies_frozen:
+    slots = max(len(NO_ROWS if one is None else one.rows) for one in hot_of)
+  return LanesState(states, slots, places, hot_of, {})
 
 
 def _freeze(
   placement: Placement, lanes: int, state: LanesState, stale: StaleRows | None
 ) -> LanesState:
-  assert stale is None  # `check_devices` refuses what would freeze rows
-  states = [placement.freeze(one, None) for one in state.states]
-  return state._replace(states=states)
+  masks: Sequence[StaleRows | None] = [None] * lanes
+  if stale is not None:
+    assert state.places is not None  # only hot rows are frozen
+    masks = [stale[place[:-1] < place[-1]] for place in state.places]
+  pairs = zip(state.states, masks, strict=True)
+  return state._replace(states=[placement.freeze(*pair) for pair in pairs])
 
 
 def _split(state: LanesState, batch: Unique, lanes: int) -> list[Unique]:

@@ -475,16 +475,22 @@ class GroupRows:
     # Copies are dropped without being stored, as their rows did not change.
     self.kept = self._on_device(self.none, NO_ROWS)
     if stale is not None and stale.any():
-      slots = np.flatnonzero(stale)
-      block = self._copy_of(self._hot_rows[slots], bucket(len(slots)))
-      # As long as the hot rows, so that new copies do not recompile `assemble`.
-      at = np.where(stale, np.cumsum(stale) - 1, -1)
-      with handing_over():
-        places = apply.padded(at, len(block.rows), len(stale))
-        block = apply.gather_slots(block, places)
-      rows = np.where(stale, self._hot_rows, -1)
-      self.kept = self._on_device(block, rows, copies=True)
-      self._count_loads(len(slots), self.row_bytes)
+      self.kept = self._on_device(*self._copies_of(stale), copies=True)
+      self._count_loads(int(stale.sum()), self.row_bytes)
+
+  def _copies_of(self, stale: StaleRows) -> tuple[RowBlock, RowIds]:
+    """Copies frozen rows to the device. Returns them and the row of each slot.
+
+    They are as many as the hot rows, so that new ones do not recompile
+    `assemble`.
+    """
+    slots = np.flatnonzero(stale)
+    block = self._copy_of(self._hot_rows[slots], bucket(len(slots)))
+    at = np.where(stale, np.cumsum(stale) - 1, -1)
+    with handing_over():
+      places = apply.padded(at, len(block.rows), len(stale))
+      block = apply.gather_slots(block, places)
+    return block, np.where(stale, self._hot_rows, -1)
 
   def hot_rows_now(self) -> Rows:
     """Returns the current hot rows [H, D].

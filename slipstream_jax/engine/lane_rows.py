@@ -36,6 +36,7 @@ from slipstream_jax.types import (
   RowIds,
   Rows,
   Slots,
+  StaleRows,
 )
 
 Bounds = Int[np.ndarray, ' W_and_1']
@@ -72,9 +73,11 @@ def block_places(lanes: Bounds, size: int) -> Int[np.ndarray, ' U']:
 class LaneDeviceRows(DeviceRows):
   """Rows on several devices. Slot s of lane w is slot w * C + s of all."""
 
-  def __init__(self, block: RowBlock, rows: RowIds, devices: Devices) -> None:
-    """Takes over block and rows."""
-    super().__init__(block, rows)
+  def __init__(
+    self, block: RowBlock, rows: RowIds, devices: Devices, copies: bool
+  ) -> None:
+    """Takes over block and rows. See `DeviceRows`."""
+    super().__init__(block, rows, copies)
     self.devices = devices
 
   def gather(self, slots: Slots) -> RowBlock:
@@ -109,6 +112,8 @@ class LaneDeviceRows(DeviceRows):
   def write_back(self, store: RowStore) -> None:
     """Updates the host's rows with those of this process's devices."""
     assert self.rows is not None
+    if self.copies:
+      return
     slots = self.size // self.devices.lanes
     for lane, block in mesh.shards(self.block) if slots else ():
       rows = self.rows[lane * slots : (lane + 1) * slots]
@@ -135,7 +140,7 @@ class LaneDeviceRows(DeviceRows):
       own = plan.store - _starts(plan.lanes, bounds)
       size = len(block.rows) // self.devices.lanes
       at = self.devices.split(laid_out(own, bounds, size, _most(bounds)))
-    if not self.size:
+    if self.copies or not self.size:
       return run(apply.gather_slots, block, at) if some else stored
     arguments: Any = self.block, slots, block
     if some:
@@ -167,8 +172,7 @@ class LaneRows(GroupRows):
     self, block: RowBlock, rows: RowIds | None, copies: bool = False
   ) -> DeviceRows:
     assert rows is not None
-    assert not copies
-    return LaneDeviceRows(block, rows, self.devices)
+    return LaneDeviceRows(block, rows, self.devices, copies)
 
   def _copy_of(self, rows: RowIds, size: int) -> RowBlock:
     slots = size // self.devices.lanes
@@ -179,6 +183,30 @@ class LaneRows(GroupRows):
       ]
     )
     return block
+
+  def _copies_of(self, stale: StaleRows) -> tuple[RowBlock, RowIds]:
+    lanes = self.devices.lanes
+    owner = owners(self._hot_rows, lanes)
+    size = int(np.bincount(owner).max())
+    # In the order of `Unique.hot` of a lane, whose slots are its places.
+    rows = np.full((lanes, size), -1)
+    for lane, slots in enumerate(rows):
+      mine = owner == lane
+      slots[: mine.sum()] = np.where(stale[mine], self._hot_rows[mine], -1)
+    frozen = rows >= 0
+    room = bucket(int(frozen.sum(1).max()))
+    block = self.devices.joined(
+      [
+        self.host.gather(rows[lane, frozen[lane]], room)
+        for lane in self.devices.own
+      ]
+    )
+    at = np.where(frozen, np.cumsum(frozen, 1) - 1, -1)
+    places = np.concatenate([apply.padded(one, room, size) for one in at])
+    copies: RowBlock = self.devices.run(
+      apply.gather_slots, block, self.devices.split(places)
+    )
+    return copies, rows.reshape(-1)
 
   def _put(self, tree: Any) -> Any:
     return self.devices.whole(tree)

@@ -382,12 +382,15 @@ def _over_parts(
   trainer.state = state = devices.settled(trainer.state)
   seen = devices.whole(batches_seen)
   watched = state.watch
-  index = _row_index(trainer, item.plans, blocks)
+  index, frozen = _row_index(trainer, item.plans, blocks), None
+  if index is not None:
+    index = devices.split(index)
+    frozen = devices.run(watch.frozen, watched, index, whole=(0,))
   state, blocks, loss, touched = step(
-    state._replace(watch=None), blocks, inputs, seen, None
+    state._replace(watch=None), blocks, inputs, seen, frozen
   )
   if index is not None:
-    watched = watch.touched(watched, devices.split(index), touched)
+    watched = watch.touched(watched, index, touched)
   return state._replace(watch=watched), blocks, loss
 
 
@@ -467,7 +470,7 @@ def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
     if edge.stale is None:
       change, argument = watch.opened, engine.hot_rows_now()
     else:
-      change, argument = watch.freeze, to_device(edge.stale)
+      change, argument = watch.freeze, engine.put(edge.stale)
     with trainer.changing('the edge of a window'):  # the watch is donated
       trainer.state = trainer.state._replace(watch=change(watched, argument))
 

@@ -57,7 +57,6 @@ from slipstream_jax.training.divided import (
   check_divided,
   check_one_process,
   check_schedule,
-  refuse,
 )
 from slipstream_jax.training.loss_kinds import is_logistic, kinds_of, LossKind
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
@@ -320,8 +319,6 @@ def slipstream(
   """
   multiple = trainer.recipe.microbatches
   if trainer.over is not None:
-    if settings.chosen_mode.freezes_rows:
-      refuse('a skip that freezes rows')
     multiple = trainer.over.parts
   if settings.policy is None and settings.chosen_mode.drops_examples:
     settings = settings._replace(policy=best_policy(trainer))

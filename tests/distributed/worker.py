@@ -95,7 +95,8 @@ def main(number, processes, devices, address, folder, names):
       heartbeat_timeout_seconds=10,
       shutdown_timeout_seconds=30,
     )
-  placings, runs = {'none': 'resident', 'stale': 'look_ahead'}, {}
+  placings = {'none': 'resident', 'stale': 'look_ahead', 'rows': 'streamed'}
+  runs = {}
   for name in names.split(','):
     if name in placings:
       where = f'{folder}/{name}'

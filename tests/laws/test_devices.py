@@ -244,11 +244,12 @@ def one_in_market(skip='none', steps=market.STEPS):
   ('devices', 'skip', 'placing'),
   [
     (8, 'none', 'look_ahead'),
+    (8, 'rows', 'streamed'),
     pytest.param(4, 'stale', 'pinned', marks=pytest.mark.slow),
     *(
       pytest.param(devices, skip, placing, marks=pytest.mark.slow)
       for devices in (2, 8)
-      for skip in ('none', 'stale', 'random')
+      for skip in market.SKIPS
       for placing in market.PLACINGS
     ),
   ],
@@ -303,7 +304,7 @@ def test_devices_change_no_number_of_an_nnx_model():
     ),
   ],
 )
-@pytest.mark.parametrize('skip', ['none', 'stale'])
+@pytest.mark.parametrize('skip', ['none', 'stale', 'rows'])
 def test_a_run_is_resumed_on_other_devices(before, after, skip, tmp_path):
   first = in_market(before, skip, 'look_ahead', steps=11)
   first.save(tmp_path)
@@ -389,6 +390,3 @@ def test_placements_schedules_and_systems_are_refused():
     start(2, 'swapped')
   with pytest.raises(UserError, match='cross as pooled'):
     start(2, rows='pooled')
-  refused = pytest.raises(UserError, match='a skip that freezes rows')
-  with market.trainer(devices=2) as trainer, refused:
-    trainer.train(market.source(), 1, skip=market.SKIPS['rows'])
