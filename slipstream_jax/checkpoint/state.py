@@ -177,7 +177,7 @@ def arrays_of(trainer: TrainerParts) -> dict[str, Any]:
       return None
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
-  return {'state': jax.tree.map(plain, trainer.state)}
+  return {'state': jax.tree.map(plain, trainer.whole_state)}
 
 
 def _is_key(leaf: Any) -> bool:
@@ -194,7 +194,7 @@ def state_of(trainer: TrainerParts, saved: Any) -> Any:
       return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(own))
     return leaf
 
-  return jax.tree.map(restored, trainer.state, saved)
+  return jax.tree.map(restored, trainer.whole_state, saved)
 
 
 class _Stream(io.RawIOBase):

@@ -65,6 +65,19 @@ def _rows_of(
     out[u] = numbers[u] * lanes + (lane - shift) % lanes
 
 
+def places_by_lane(rows: RowIds, lanes: int) -> Int[np.ndarray, 'W H']:
+  """Returns the places of each lane's rows, in their order, among all rows.
+
+  Those of the lane with most rows decide the width. Padding is -1.
+  """
+  owner = owners(rows, lanes)
+  counts = np.bincount(owner, minlength=lanes)
+  places = np.full((lanes, counts.max()), -1)
+  for lane, count in enumerate(counts):
+    places[lane, :count] = np.flatnonzero(owner == lane)
+  return places
+
+
 def in_lanes(unique: Unique, lanes: int) -> Unique:
   """Returns the unique rows ordered by lane, in their order within a lane."""
   order = np.argsort(owners(unique.rows, lanes), kind='stable')

@@ -17,7 +17,7 @@ import jax
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.distributed.lanes import owners
+from slipstream_jax.distributed.lanes import owners, places_by_lane
 from slipstream_jax.engine import apply, mesh
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.counters import Counters
@@ -186,14 +186,10 @@ class LaneRows(GroupRows):
 
   def _copies_of(self, stale: StaleRows) -> tuple[RowBlock, RowIds]:
     lanes = self.devices.lanes
-    owner = owners(self._hot_rows, lanes)
-    size = int(np.bincount(owner).max())
-    # In the order of `Unique.hot` of a lane, whose slots are its places.
-    rows = np.full((lanes, size), -1)
-    for lane, slots in enumerate(rows):
-      mine = owner == lane
-      slots[: mine.sum()] = np.where(stale[mine], self._hot_rows[mine], -1)
-    frozen = rows >= 0
+    # A row's slot is its place among the hot rows of its lane.
+    places = places_by_lane(self._hot_rows, lanes)
+    frozen = (places >= 0) & stale[places]
+    rows = np.where(frozen, self._hot_rows[places], -1)
     room = bucket(int(frozen.sum(1).max()))
     block = self.devices.joined(
       [
@@ -202,9 +198,9 @@ class LaneRows(GroupRows):
       ]
     )
     at = np.where(frozen, np.cumsum(frozen, 1) - 1, -1)
-    places = np.concatenate([apply.padded(one, room, size) for one in at])
+    slots = np.concatenate([apply.padded(one, room, len(one)) for one in at])
     copies: RowBlock = self.devices.run(
-      apply.gather_slots, block, self.devices.split(places)
+      apply.gather_slots, block, self.devices.split(slots)
     )
     return copies, rows.reshape(-1)
 

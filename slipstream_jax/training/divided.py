@@ -110,7 +110,6 @@ def check_divided(
     'a model that keeps statistics of batches': bool(state.model_state),
     'a model whose loss is over the whole batch': is_over_batch(recipe.model),
     f'{recipe.microbatches} microbatches': recipe.microbatches > 1,
-    'skip_stale in a row optimizer': any(one.skips for one in layouts),
     'a recipe that skips bad steps': recipe.skips_bad_steps,
     f'rows that cross as {rows}': rows != 'stream',
     "placement 'swapped'": any(one.swaps for one in placements),

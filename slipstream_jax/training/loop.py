@@ -20,6 +20,7 @@ import numpy as np
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.distributed.exchange import EXCHANGES
+from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import (
   handing_over,
   to_device,
@@ -279,13 +280,14 @@ def _row_index(
 ) -> tuple[np.ndarray, ...] | None:
   """Returns per group the place of each row among its hot ones, H_g if cold.
 
+  It is the place among those of its lane where several devices have entries.
   None if no row is watched.
   """
   if not (trainer.state.watch or trainer.state.entries):
     return None
   indices = []
-  for plan, block, hot in zip(
-    plans, blocks, trainer.engine.hot_of_groups, strict=True
+  for number, (plan, block, hot) in enumerate(
+    zip(plans, blocks, trainer.engine.hot_of_groups, strict=True)
   ):
     assert hot is not None
     # Padding counts as cold, so that its values are dropped.
@@ -295,6 +297,8 @@ def _row_index(
       index[: len(places)] = places
     else:
       index[block_places(plan.lanes, len(index))] = places
+    if trainer.hot_of_lanes is not None:
+      index = trainer.hot_of_lanes.index(number, index)
     indices.append(index)
   return tuple(indices)
 
@@ -302,7 +306,7 @@ def _row_index(
 def _places(
   trainer: TrainerParts, item: PlannedBatch
 ) -> tuple[np.ndarray | None, ...] | None:
-  """Returns per group the places of reassigned hot rows, padded with H_g."""
+  """Returns per group the places of reassigned hot rows, None if none is."""
   if item.reassigned is None or not trainer.state.entries:
     return None
   places = []
@@ -311,11 +315,25 @@ def _places(
   ):
     assert hot is not None
     own = hot.places(rows)
-    own = own[own < len(hot.rows)]
-    padded = np.full(bucket(len(own), 16), len(hot.rows), np.int32)
-    padded[: len(own)] = own
-    places.append(padded if len(own) else None)
+    own = own[own < len(hot.rows)].astype(np.int32)
+    places.append(own if len(own) else None)
   return tuple(places)
+
+
+def _padded_places(
+  trainer: TrainerParts, item: PlannedBatch
+) -> tuple[np.ndarray | None, ...] | None:
+  """Returns the same, padded with H_g."""
+  places = _places(trainer, item)
+  if places is None:
+    return None
+  hot = trainer.engine.hot_of_groups
+  return tuple(
+    own
+    if own is None or one is None
+    else apply.padded(own, len(one.rows), bucket(len(own), 16))
+    for own, one in zip(places, hot, strict=True)
+  )
 
 
 def on_device(batch: Batch) -> Batch:
@@ -350,7 +368,10 @@ def update_step(
     item.row_weights,
   )
   # Several programs read them.
-  watched: Any = _row_index(trainer, item.plans, blocks), _places(trainer, item)
+  watched: Any = (
+    _row_index(trainer, item.plans, blocks),
+    _padded_places(trainer, item),
+  )
   if watched != (None, None):
     watched = to_step(watched)
 
@@ -378,20 +399,52 @@ def _over_parts(
   assert trainer.over is not None
   step = trainer.programs.over(devices, trainer.over)
   inputs = step.inputs(item, on_device(item.batch))
-  # A new or restored state is on one device.
-  trainer.state = state = devices.settled(trainer.state)
+  state = _reset_entries(trainer, _settled(trainer), item)
   seen = devices.whole(batches_seen)
-  watched = state.watch
-  index, frozen = _row_index(trainer, item.plans, blocks), None
+  watched, entries, frozen = state.watch, state.entries, None
+  hot, layouts = trainer.hot_of_lanes, trainer.programs.layouts
+  index: Any = _row_index(trainer, item.plans, blocks)
   if index is not None:
     index = devices.split(index)
+  if hot is not None:
+    blocks, frozen = watch.attach(layouts, blocks, entries, index, hot)
+  elif watched is not None:
     frozen = devices.run(watch.frozen, watched, index, whole=(0,))
   state, blocks, loss, touched = step(
-    state._replace(watch=None), blocks, inputs, seen, frozen
+    state._replace(watch=None, entries=()), blocks, inputs, seen, frozen
   )
-  if index is not None:
+  if hot is not None:
+    blocks, entries = watch.detach(layouts, blocks, entries, index, hot)
+  elif watched is not None:
     watched = watch.touched(watched, index, touched)
-  return state._replace(watch=watched), blocks, loss
+  return state._replace(watch=watched, entries=entries), blocks, loss
+
+
+def _settled(trainer: TrainerParts) -> TrainState:
+  """Returns the state on all devices. A new or restored one is on the first."""
+  devices, hot = trainer.engine.devices, trainer.hot_of_lanes
+  assert devices is not None
+  if hot is not None:
+    entries = hot.spread(trainer.state.entries)
+    trainer.state = trainer.state._replace(entries=entries)
+  trainer.state = devices.settled(trainer.state)
+  return trainer.state
+
+
+def _reset_entries(
+  trainer: TrainerParts, state: TrainState, item: PlannedBatch
+) -> TrainState:
+  """Resets the entries of rows that are reassigned, on several devices."""
+  hot, places = trainer.hot_of_lanes, _places(trainer, item)
+  if hot is None or places is None:
+    return state
+  entries = list(state.entries)
+  for group, own in enumerate(places):
+    judge, known = trainer.programs.judges[group], entries[group]
+    if own is not None and judge is not None and known is not None:
+      row_globals = state.row_globals[group]
+      entries[group] = hot.reset(group, judge, known, row_globals, own)
+  return state._replace(entries=tuple(entries))
 
 
 def _guarded(
@@ -483,17 +536,22 @@ def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
   if not (closes or opens):
     return
   with _timed(trainer), trainer.changing('the edge of a window'):
-    state, entries = trainer.state, list(trainer.state.entries)
+    hot = trainer.hot_of_lanes
+    state = trainer.state if hot is None else _settled(trainer)
+    entries = list(state.entries)
     for group in (*closes, *opens):
       judge = trainer.programs.judges[group]
       assert judge is not None
       rows = engine.groups[group].hot_rows_now() if group in closes else None
-      entries[group] = judge.judge(
-        entries[group], state.row_globals[group], rows
-      )
+      one = judge.judge
+      if hot is not None:
+        one = functools.partial(hot.judge, group, judge)
+      entries[group] = one(entries[group], state.row_globals[group], rows)
     trainer.state = state._replace(entries=tuple(entries))
     if closes:
       stale = watch.stale_rows(trainer.state.entries)
+      if hot is not None:
+        stale = hot.collected(stale)
       trainer.judgements.put(item.step, stale)
 
 

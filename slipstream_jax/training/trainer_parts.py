@@ -82,6 +82,7 @@ class TrainerParts:
     windows: per group, when its chain judges hot rows. None where it does not.
     kinds: what the labels of each head mean, one if there are no heads.
     over: devices and parts that a step is divided into. None: it is not.
+    hot_of_lanes: where the entries of `skip_stale` are on several devices.
     probe: mailbox for the row changes of windows.
     judgements: mailbox for the stale rows that chains judged.
     rest: counts since the last step, of examples that the schedule read and
@@ -103,6 +104,7 @@ class TrainerParts:
   windows: tuple[Windows | None, ...]
   kinds: tuple[LossKind, ...]
   over: Slices | None = None
+  hot_of_lanes: watch.HotOfLanes | None = None
   probe: StepProbe = dataclasses.field(default_factory=StepProbe)
   judgements: StepProbe = dataclasses.field(default_factory=StepProbe)
   rest: Counters = dataclasses.field(default_factory=Counters)
@@ -116,6 +118,14 @@ class TrainerParts:
   def recipe(self) -> Recipe:
     """Model, tables and optimizers."""
     return self.programs.recipe
+
+  @property
+  def whole_state(self) -> TrainState:
+    """The state, with the entries of all hot rows in one order."""
+    if self.hot_of_lanes is None:
+      return self.state
+    entries = self.hot_of_lanes.spread(self.state.entries)
+    return self.state._replace(entries=self.hot_of_lanes.collected(entries))
 
   @property
   def counters_of_steps(self) -> Counters:
@@ -223,6 +233,9 @@ def make_parts(
     programs.windows(state),
     kinds,
     over,
+    watch.HotOfLanes(devices, engine.hot_of_groups)
+    if devices is not None and judges
+    else None,
   )
 
 
@@ -397,7 +410,8 @@ def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
   frozen = tuple(group.frozen for group in engine.groups)
   if judged is None:
     return Start(slot_maps, step, frozen)
-  masks = [entries and entries.stale for entries in trainer.state.entries]
+  entries = trainer.whole_state.entries
+  masks = [one and one.stale for one in entries]
   taken, stale = to_host((trainer.state.step, masks))
   freezing = FrozenRows(
     trainer.windows,

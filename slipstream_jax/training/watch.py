@@ -18,14 +18,19 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 import optax
 
+from slipstream_jax.distributed.lanes import places_by_lane
 from slipstream_jax.engine.buffers import to_device, to_host
+from slipstream_jax.engine.mesh import AXIS, Devices, SPLIT, WHOLE
 from slipstream_jax.engine.planner import Windows
 from slipstream_jax.errors import UserError
+from slipstream_jax.placement import bucket
+from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.selection.staleness import row_change
 from slipstream_jax.tables import TableSet
 from slipstream_jax.transforms.row_state import (
@@ -276,17 +281,145 @@ def _skip(layout: RowStateLayout, row_globals: tuple[Any, ...]) -> Any:
   return skip_state(join(layout, none, row_globals))
 
 
+class HotOfLanes:
+  """Where the entries of hot rows are while several devices train the rows.
+
+  Each device has those of its lane, in the order of the hot rows, padded to as
+  many as the lane with most of them has.
+  """
+
+  def __init__(self, devices: Devices, hot: Sequence[HotRows | None]) -> None:
+    """Takes the hot rows of each group."""
+    self._devices = devices
+    self._local, self._lane = list[np.ndarray](), list[np.ndarray]()
+    at, back = [], []
+    for one in hot:
+      rows = NO_ROWS if one is None else one.rows
+      places = places_by_lane(rows, devices.lanes)
+      lane, local = np.nonzero(places >= 0)
+      own, width = places[lane, local], places.shape[1]
+      order = np.argsort(own)
+      self._lane.append(lane[order])
+      self._local.append(np.append(local[order], width).astype(np.int32))
+      at.append(np.where(places < 0, len(rows), places).reshape(-1))
+      back.append((lane * width + local)[order])
+    self._at = devices.split(tuple(one.astype(np.int32) for one in at))
+    self._back = devices.whole(tuple(one.astype(np.int32) for one in back))
+
+  def index(self, group: int, places: np.ndarray) -> np.ndarray:
+    """Returns the places of hot rows in their lanes. Cold rows are past all."""
+    local: np.ndarray = self._local[group][places]
+    return local
+
+  def index_in_lanes(self, group: int, places: np.ndarray) -> np.ndarray:
+    """Returns per lane the places there of some hot rows, i32[W * n]."""
+    size, local = bucket(len(places), 16), self._local[group]
+    out = np.full((self._devices.lanes, size), local[-1], np.int32)
+    out[self._lane[group][places], np.arange(len(places))] = local[places]
+    return out.reshape(-1)
+
+  def spread(self, entries: EntriesOfGroups) -> EntriesOfGroups:
+    """Returns entries of all hot rows, in their order, on their devices."""
+    leaves = jax.tree.leaves(entries)
+    if all(getattr(leaf.sharding, 'spec', None) == SPLIT for leaf in leaves):
+      return entries
+    whole: EntriesOfGroups = self._devices.whole(entries)
+    spread: EntriesOfGroups = self._devices.run(
+      _spread, whole, self._at, whole=(0,)
+    )
+    return spread
+
+  def collected(self, entries: Any) -> Any:
+    """Returns parts of what `spread` gave, in the order of the hot rows."""
+    return self._devices.run(
+      _collected, entries, self._back, whole=(1,), results=WHOLE
+    )
+
+  def at(
+    self, entries: EntriesOfGroups, row_index: RowIndices
+  ) -> tuple[EntriesOfGroups, Masks]:
+    """Returns the entries of rows at places in their lanes, and the masks."""
+    found: tuple[EntriesOfGroups, Masks] = self._devices.run(
+      _at, entries, row_index
+    )
+    return found
+
+  def put(
+    self, entries: EntriesOfGroups, row_index: RowIndices, some: EntriesOfGroups
+  ) -> EntriesOfGroups:
+    """Returns all entries with those at the places replaced. Donates them."""
+    replaced: EntriesOfGroups = self._devices.run(
+      _put, entries, row_index, some, donate=(0,)
+    )
+    return replaced
+
+  def judge(
+    self,
+    group: int,
+    judge: Judge,
+    entries: Entries,
+    row_globals: tuple[jax.Array, ...],
+    rows: Float[jax.Array, 'H D'] | None,
+  ) -> Entries:
+    """Runs `Judge.judge` on each device, given all hot rows."""
+    run = self._devices.run
+    if rows is not None:
+      rows = run(_take, rows, self._at[group], whole=(0,))
+    judged: Entries = run(
+      judge.judge, entries, row_globals, rows, donate=(0,), whole=(1,)
+    )
+    return judged
+
+  def reset(
+    self,
+    group: int,
+    judge: Judge,
+    entries: Entries,
+    row_globals: tuple[jax.Array, ...],
+    places: np.ndarray,
+  ) -> Entries:
+    """Runs `Judge.reset` on each device, given places among all hot rows."""
+    own = self._devices.split(self.index_in_lanes(group, places))
+    reset: Entries = self._devices.run(
+      judge.reset, entries, row_globals, own, whole=(1,)
+    )
+    return reset
+
+
+def _spread(entries: EntriesOfGroups, at: RowIndices) -> EntriesOfGroups:
+  return _at(entries, at)[0]
+
+
+def _take(
+  rows: Float[jax.Array, 'H D'], at: Int[jax.Array, ' h']
+) -> Float[jax.Array, 'h D']:
+  taken: jax.Array = rows.at[at].get(mode='fill', fill_value=0)
+  return taken
+
+
+def _collected(entries: Any, back: RowIndices) -> Any:
+  def of_all(leaf: jax.Array, back: jax.Array) -> jax.Array:
+    return lax.all_gather(leaf, AXIS, tiled=True)[back] if len(back) else leaf
+
+  return tuple(
+    jax.tree.map(lambda leaf, back=one_back: of_all(leaf, back), one)
+    for one, one_back in zip(entries, back, strict=True)
+  )
+
+
 def attach(
   layouts: Layouts,
   blocks: tuple[RowBlock, ...],
   entries: EntriesOfGroups,
   row_index: RowIndices,
+  hot: HotOfLanes | None = None,
 ) -> tuple[tuple[RowBlock, ...], Masks]:
   """Returns a step's rows with their entries, and masks of frozen rows.
 
-  The place of a row among its group's hot ones is H_g if the row is cold.
+  The place of a row among its group's hot ones is H_g if the row is cold. `hot`
+  says where the entries are, if several devices have them.
   """
-  some, frozen = _at(entries, row_index)
+  some, frozen = (_at if hot is None else hot.at)(entries, row_index)
   blocks = tuple(
     block
     if one is None
@@ -301,6 +434,7 @@ def detach(
   blocks: tuple[RowBlock, ...],
   entries: EntriesOfGroups,
   row_index: RowIndices,
+  hot: HotOfLanes | None = None,
 ) -> tuple[tuple[RowBlock, ...], EntriesOfGroups]:
   """Returns the rows after a step, and all entries, which are donated."""
   rows: list[Any] = []
@@ -311,7 +445,8 @@ def detach(
       leaves, own = without_entries(layout, leaves)
     rows.append(block._replace(state=leaves))
     some.append(own)
-  return tuple(rows), _put(entries, row_index, tuple(some))
+  put = _put if hot is None else hot.put
+  return tuple(rows), put(entries, row_index, tuple(some))
 
 
 @jax.jit

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.programs import LIMIT_S, started
 
-SHORT = 'resident', 'pinned', 'bfloat16', 'stale', 'rows'
+SHORT = 'resident', 'pinned', 'bfloat16', 'stale', 'rows', 'chain'
 LONG = *SHORT, 'streamed', 'cached', 'none'
 
 

@@ -49,7 +49,7 @@ def of_placement(placement, devices, seed=1, exchange='float32'):
   return digest([*small.everything(trainer), losses])
 
 
-def of_market(devices, folder, skip, placing):
+def of_market(devices, folder, skip, placing, **more):
   """A run that is saved, and resumed under another placement."""
   from slipstream_jax.api.callbacks import CSVLog
   from tests.support import market
@@ -57,7 +57,7 @@ def of_market(devices, folder, skip, placing):
   def trainer(placing):
     placement = market.PLACINGS[placing]
     return contextlib.closing(
-      market.trainer(placement=placement, devices=devices, parts=PARTS)
+      market.trainer(placement=placement, devices=devices, parts=PARTS, **more)
     )
 
   with trainer(placing) as first:
@@ -103,6 +103,13 @@ def main(number, processes, devices, address, folder, names):
       runs[name] = of_market(devices, where, name, placings[name])
     elif name == 'unlike':
       runs[name] = unlike(devices, number)
+    elif name == 'chain':
+      from tests.support.market import CHAIN
+
+      where = f'{folder}/{name}'
+      runs[name] = of_market(
+        devices, where, 'none', 'streamed', row_optimizer=CHAIN
+      )
     elif name == 'bfloat16':
       runs[name] = of_placement('cached', devices, exchange=name)
     else:

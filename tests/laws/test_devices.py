@@ -265,6 +265,57 @@ def test_devices_change_no_number_of_a_market(devices, skip, placing):
     )
 
 
+def chained(devices, placing, watched, steps=market.STEPS):
+  trainer = market.trainer(
+    placement=market.PLACINGS[placing],
+    devices=devices,
+    parts=PARTS,
+    watched=watched,
+    row_optimizer=market.CHAIN,
+  )
+  trainer.train(market.source(), steps)
+  return trainer
+
+
+one_chained = functools.cache(functools.partial(chained, 1, 'streamed'))
+
+
+@pytest.mark.parametrize(
+  ('devices', 'placing', 'watched'),
+  [
+    (8, 'streamed', 'hot'),
+    *(
+      pytest.param(devices, placing, watched, marks=pytest.mark.slow)
+      for devices in (2, 8)
+      for placing in ('streamed', 'pinned', 'look_ahead')
+      for watched in ('hot', 'all')
+    ),
+  ],
+)
+def test_devices_change_no_number_of_a_chain_that_skips(
+  devices, placing, watched
+):
+  with chained(devices, placing, watched) as trainer:
+    market.assert_same(trainer, one_chained(watched))
+
+
+@pytest.mark.parametrize(
+  ('before', 'after'),
+  [(8, 2), pytest.param(1, 4, marks=pytest.mark.slow)],
+)
+def test_a_chain_that_skips_is_resumed_on_other_devices(
+  before, after, tmp_path
+):
+  """In the midst of its second window."""
+  with chained(before, 'streamed', 'hot', 26) as first:
+    assert any(one.stale.any() for one in first.parts.whole_state.entries)
+    first.save(tmp_path)
+  with chained(after, 'pinned', 'hot', 3) as trainer:
+    trainer.restore(tmp_path)
+    trainer.train(market.source(), market.STEPS - 26)
+    market.assert_same(trainer, one_chained('hot'))
+
+
 class Towers(nnx.Module):
   """Two towers of nnx, one of which drops units."""
 
@@ -367,14 +418,6 @@ def test_parts_must_divide_each_batch():
     (
       {'row_optimizer': CLIPPED},
       'several rows at once',
-    ),
-    (
-      {
-        'row_optimizer': optax.chain(
-          slip.adagrad(0.1), slip.skip_stale(1.0, every=8, window=2)
-        )
-      },
-      'skip_stale in a row optimizer',
     ),
     ({'model': small.recipe(normalization='batch').model}, 'statistics'),
   ],

@@ -53,6 +53,8 @@ class Model(nn.Module):
 
 
 MODEL, ROWS, ADAM = Model(), slip.rowwise_adagrad(0.1), optax.adam(1e-2)
+CHAIN = optax.chain(ROWS, slip.skip_stale(0.05, every=12, window=4))
+"""A row optimizer that skips by itself."""
 
 _rng = np.random.default_rng(0)
 _time = np.arange(EXAMPLES) // 20
@@ -97,9 +99,14 @@ def trainer(model=MODEL, **arguments):
 
 def state_of(trainer):
   """All that training changes, as numpy: rows, their state, the rest."""
-  state, blocks = trainer.parts.state, list(trainer.parts.engine.read_back())
-  leaves = jax.tree.leaves((state.params, state.dense_state, state.step))
-  return [*map(np.array, jax.device_get(leaves)), *jax.tree.leaves(blocks)]
+  state, blocks = trainer.parts.whole_state, trainer.parts.engine.read_back()
+  leaves = jax.tree.leaves(
+    (state.params, state.dense_state, state.step, state.entries)
+  )
+  return [
+    *map(np.array, jax.device_get(leaves)),
+    *jax.tree.leaves(list(blocks)),
+  ]
 
 
 def words_of(trainer):
