@@ -65,6 +65,7 @@ def synthetic(config: ConfigDict, proxy: str) -> None:
   # Synthetic clicks, used without a path: 'kaggle', 'terabyte', 'avazu',
   # 'taobao', 'movielens', or 'planted', whose signal is in products of fields.
   data.proxy = proxy
+  data.proxy_seed = placeholder(int)  # seed of the proxy. None: config.seed
   data.rows = placeholder(tuple)  # rows of each table of the proxy
   data.test_examples = 1 << 18  # test examples of the proxy
   data.drift_examples = 0  # examples until hot ids become rare; 0: never

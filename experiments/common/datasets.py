@@ -179,7 +179,7 @@ def _proxy(config: ml_collections.ConfigDict) -> Dataset:
   trained = config.train.steps or config.train.endless_steps
   return proxy_dataset(
     data.proxy,
-    seed=config.seed,
+    seed=config.seed if data.proxy_seed is None else data.proxy_seed,
     test_examples=data.test_examples,
     rows=data.rows,
     drift_examples=data.drift_examples,

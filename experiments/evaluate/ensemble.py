@@ -256,7 +256,8 @@ def _check_same(one: HeldOut, other: HeldOut, where: pathlib.Path) -> None:
         'members must have the same held-out examples',
         got='other labels',
         where=str(where),
-        hint='give runs on the same data; the seed makes synthetic data',
+        hint='give runs on the same data; if it is synthetic, of one'
+        ' config.data.proxy_seed',
       )
 
 
