@@ -14,7 +14,7 @@ from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.errors import choose, UserError
 
 _SAME_NAME = {
-  '': 'devices parts placement seed workers',
+  '': 'devices exchange parts placement seed workers',
   'cache': 'capacity eviction',
   'checkpoint': (
     'Saving.codec Saving.consolidate Saving.keep Saving.memory_bytes'
@@ -109,6 +109,7 @@ def in_config(error: UserError) -> UserError:
 _AT_LEAST = {
   'seed': 0,
   'data.batch_size': 1,
+  'data.proxy_seed': 0,
   'data.test_examples': 1,
   'optimizer.cycles': 0,
   'train.steps': 0,
@@ -152,7 +153,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     if section == 'skip' and off:  # unused
       continue
     value = (config[section] if section else config).get(name, least)
-    if value < least:
+    if value is not None and value < least:
       raise UserError(
         f'config.{key} must be at least {least}',
         got=value,

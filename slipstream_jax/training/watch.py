@@ -339,10 +339,10 @@ class HotOfLanes:
     self, entries: EntriesOfGroups, row_index: RowIndices
   ) -> tuple[EntriesOfGroups, Masks]:
     """Returns the entries of rows at places in their lanes, and the masks."""
-    found: tuple[EntriesOfGroups, Masks] = self._devices.run(
+    own: tuple[EntriesOfGroups, Masks] = self._devices.run(
       _at, entries, row_index
     )
-    return found
+    return own
 
   def put(
     self, entries: EntriesOfGroups, row_index: RowIndices, some: EntriesOfGroups

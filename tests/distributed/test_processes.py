@@ -49,7 +49,9 @@ def results(processes, devices, folder, runs):
 
 @functools.cache
 def of_one(folder, runs):
-  (one,) = results(1, 1, folder, runs)
+  own = folder / f'{len(runs)}'
+  own.mkdir()
+  (one,) = results(1, 1, own, runs)
   return one
 
 

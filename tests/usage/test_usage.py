@@ -16,6 +16,7 @@ from experiments.common.datasets import RAW_FORMATS
 from experiments.common.errors import ON_BAD_LOSS, ON_ERROR
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.quantize import CODECS
+from slipstream_jax.distributed.exchange import EXCHANGES
 from slipstream_jax.formats import movielens as movielens_format
 from slipstream_jax.formats.table import SPLITS
 from slipstream_jax.formats.tfds import TRANSFORMS
@@ -95,6 +96,7 @@ def test_every_key_is_explained(module):
 
 CHOICES = {
   'cache.eviction': EVICTIONS,
+  'exchange': EXCHANGES,
   'checkpoint.codec': CODECS,
   'checkpoint.on_error': ON_ERROR,
   'checkpoint.policy': CHECKPOINT_POLICIES,
