@@ -19,7 +19,7 @@ import numpy as np
 
 from slipstream_jax.distributed.lanes import owners, places_by_lane
 from slipstream_jax.engine import apply, mesh
-from slipstream_jax.engine.buffers import to_device, to_host
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.device_rows import DeviceRows, Indices
 from slipstream_jax.engine.dirty import GATHERED
@@ -222,7 +222,7 @@ class LaneRows(GroupRows):
   ) -> RowBlock:
     """Returns the plan's rows on their devices. See `GroupRows.load`.
 
-    Rows of a plan without lanes, outside of training, come to the first device.
+    Rows of a plan without lanes, outside of training, come to each device.
     """
     if plan.lanes is None:
       return self._look_up(plan)
@@ -344,8 +344,8 @@ class LaneRows(GroupRows):
     if len(at) and self.devices.alone:
       kept = to_host(mesh.on_first(self.kept.gather(plan.slots[at])))
       set_rows(block, at, jax.tree.map(lambda leaf: leaf[: len(at)], kept))
-    on_device: RowBlock = to_device(block, owned=True)
-    return on_device
+    everywhere: RowBlock = self.devices.whole(block)
+    return everywhere
 
   def hot_rows_now(self) -> Rows:
     """Returns the current hot rows [H, D] on each device."""

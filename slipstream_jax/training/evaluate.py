@@ -12,7 +12,6 @@ from slipstream_jax.data.admission import admit
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.source import BatchSource, bound_in_order, Source
 from slipstream_jax.engine.buffers import to_device, to_host
-from slipstream_jax.engine.mesh import on_first
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.training import metrics
@@ -217,10 +216,14 @@ def _logits(
   trainer.check_consistent()
   batch = admit(batch, trainer.shape, labelled=False)
   rows, inverses = trainer.engine.look_up(batch.lookups)
-  inputs = to_device((inverses, batch.dense, batch.lookup_weights))
-  state = trainer.state
-  params, model_state = on_first((state.params, state.model_state))
-  logits, _ = program(params, model_state, rows, *inputs)
+  examples = inverses, batch.dense, batch.lookup_weights
+  state, devices = trainer.state, trainer.engine.devices
+  if devices is not None:
+    assert trainer.over is not None
+    step = trainer.programs.over(devices, trainer.over)
+    return step.scores(program, state, rows, examples), batch
+  inputs = to_device(examples)
+  logits, _ = program(state.params, state.model_state, rows, *inputs)
   return logits, batch
 
 

@@ -30,6 +30,7 @@ from slipstream_jax.engine.buffers import (
 from slipstream_jax.engine.counters import Counters, merge, moved
 from slipstream_jax.engine.engine import Engine, Plans
 from slipstream_jax.engine.lane_rows import block_places
+from slipstream_jax.engine.mesh import on_first
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
@@ -583,10 +584,11 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
   engine, batch = trainer.engine, trainer.held_out
   assert batch is not None  # a schedule that asks for losses has some
   rows, inverses = engine.look_up(batch.lookups)
+  state = trainer.state
+  variables = state.params, state.model_state, rows
   # Offsets are for training only.
   inputs = to_device((inverses, on_device(batch)._replace(offset=None)))
-  state = trainer.state
-  loss = trainer.programs.loss(state.params, state.model_state, rows, *inputs)
+  loss = trainer.programs.loss(*on_first(variables), *inputs)
   trainer.probe.put_loss(number, loss)
 
 

@@ -16,7 +16,7 @@ have room for all G parts on each device, and how many a device has is an
 argument. A program that only adds has one result whatever XLA fuses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import operator
 from typing import Any, NamedTuple
@@ -27,8 +27,9 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, UInt32
 import numpy as np
 
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.lane_rows import block_places
-from slipstream_jax.engine.mesh import AXIS, Devices, SPLIT, WHOLE
+from slipstream_jax.engine.mesh import AXIS, Devices, on_first, SPLIT, WHOLE
 from slipstream_jax.engine.planner import PlannedBatch, Slices
 from slipstream_jax.hashing import GOLDEN
 from slipstream_jax.training.divided import check_examples
@@ -130,6 +131,51 @@ class PartsStep:
       (WHOLE, SPLIT, WHOLE, SPLIT),
       donate=(0, 1),
     )
+    self._room = run(functools.partial(_with_room, parts), (SPLIT,), SPLIT)
+    self._score = functools.cache(
+      lambda program: run(
+        functools.partial(_score, program, parts),
+        (WHOLE,) * 4 + (SPLIT,),
+        SPLIT,
+      )
+    )
+    self._collect = run(functools.partial(_collect, parts), (SPLIT,), WHOLE)
+
+  def scores(
+    self,
+    program: Callable[..., Any],
+    state: TrainState,
+    rows: tuple[jax.Array, ...],
+    examples: Any,
+  ) -> np.ndarray:
+    """Returns the logits of examples, [B, ...], which the devices share.
+
+    Args:
+      program: `forward` of a recipe.
+      state: whose parameters predict.
+      rows: per group the unique rows, whole on each device.
+      examples: per group, the place of each lookup in them, the dense features
+        and the weights of the lookups, or None. Arrays of numpy, [B, ...].
+    """
+    leaves = jax.tree.leaves(examples)
+    count = len(leaves[0])
+    size = -(-count // self.parts)
+
+    def cut(column: np.ndarray) -> np.ndarray:
+      # Examples of no lookups fill the last part.
+      padded = np.full(
+        (self.parts * size, *column.shape[1:]),
+        -1 if column.dtype.kind == 'i' else 0,
+        column.dtype,
+      )
+      padded[:count] = column
+      return padded.reshape(self.parts, size, *column.shape[1:])
+
+    own = self._room(self.devices.split(jax.tree.map(cut, examples)))
+    variables = self.devices.settled((state.params, state.model_state))
+    parts = self._score(program)(*variables, rows, self.rounds, own)
+    logits: np.ndarray = to_host(on_first(self._collect(parts)))
+    return logits.reshape(-1, *logits.shape[2:])[:count]
 
   def inputs(self, item: PlannedBatch, batch: Batch) -> Inputs:
     """Puts a planned batch on the devices, without fields for the host."""
@@ -242,14 +288,19 @@ def _send(
       sent = lax.reduce_precision(sent, exponent_bits=8, mantissa_bits=7)
     got = _to_others(sent, rounds)
     groups.append(_take(got.reshape(-1, of_lane.shape[1]), of_parts))
+  roomy: tuple[tuple[jax.Array, ...], Parts]
+  roomy = _with_room(parts, (tuple(groups), own))
+  return roomy
+
+
+def _with_room(parts: int, own: Any) -> Any:
+  """Returns arrays of the device's parts, with room for all G of them."""
 
   def with_room(values: jax.Array) -> jax.Array:
     room = lax.empty((parts, *values.shape[1:]), values.dtype)
     return lax.dynamic_update_slice_in_dim(room, values, 0, 0)
 
-  roomy: tuple[tuple[jax.Array, ...], Parts]
-  roomy = jax.tree.map(with_room, (tuple(groups), own))
-  return roomy
+  return jax.tree.map(with_room, own)
 
 
 def _pass(
@@ -268,6 +319,15 @@ def _pass(
     at = jax.tree.map(lambda x: x[number], (rows, own))
     return _part(recipe, parts, params, step, rng, *at)
 
+  results: tuple[Sums, tuple[jax.Array, ...]] = _loop(parts, rounds, of_part)
+  return results
+
+
+def _loop(
+  parts: int, rounds: Int[jax.Array, ''], of_part: Callable[[Any], Any]
+) -> Any:
+  """Returns the results of the first `rounds` parts, with room for G."""
+
   def add(number: Any, results: Any) -> Any:
     return jax.tree.map(
       lambda x, one: x.at[number].set(one), results, of_part(number)
@@ -277,9 +337,34 @@ def _pass(
     lambda one: lax.empty((parts, *one.shape), one.dtype),
     jax.eval_shape(of_part, 0),
   )
-  results: tuple[Sums, tuple[jax.Array, ...]]
-  results = lax.fori_loop(0, rounds, add, room)
-  return results
+  return lax.fori_loop(0, rounds, add, room)
+
+
+def _score(
+  program: Callable[..., Any],
+  parts: int,
+  params: Any,
+  model_state: Any,
+  rows: tuple[jax.Array, ...],
+  rounds: Int[jax.Array, ''],
+  own: Any,
+) -> jax.Array:
+  """Returns the logits of the first `rounds` parts, [G, b, ...]."""
+
+  def of_part(number: Any) -> jax.Array:
+    at = jax.tree.map(lambda x: x[number], own)
+    logits: jax.Array = program(params, model_state, rows, *at)[0]
+    return logits
+
+  logits: jax.Array = _loop(parts, rounds, of_part)
+  return logits
+
+
+def _collect(parts: int, logits: jax.Array) -> jax.Array:
+  """Returns the logits of all devices' parts on each of them."""
+  own = logits[: parts // lax.axis_size(AXIS)]
+  everywhere: jax.Array = lax.all_gather(own, AXIS, tiled=True)
+  return everywhere
 
 
 def _part(
