@@ -70,16 +70,17 @@ class Exchange(NamedTuple):
     received = known[np.minimum(at, len(unique))].swapaxes(0, 1)
     return received.reshape(len(received), -1)
 
-  def sent_bytes(self, group: Group, element: int) -> int:
-    """Returns the bytes of rows and gradients that go to another device.
+  def sent_by_lane(self, group: Group, element: int) -> Int[np.ndarray, ' W']:
+    """Returns the bytes that each device sends to others: rows and gradients.
 
     Args:
       group: whose rows they are.
       element: bytes of an element of a gradient, from `EXCHANGES`.
     """
-    sent = int(self.counts.sum() - np.trace(self.counts))
     row = min(element, np.dtype(group.dtype).itemsize)
-    return sent * group.dim * (row + element)
+    others = self.counts - np.diag(np.diag(self.counts))
+    # A lane sends its rows, and a slice the gradients of what it got.
+    return group.dim * (others.sum(1) * row + others.sum(0) * element)
 
 
 def exchange(unique: Unique, lanes: int, parts: int) -> Exchange:

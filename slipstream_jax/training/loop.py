@@ -6,7 +6,7 @@ before the update leaves the batch to be tried again. A failure after it leaves
 the trainer inconsistent, and later calls say so.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import math
@@ -32,7 +32,7 @@ from slipstream_jax.engine.engine import Engine, Plans
 from slipstream_jax.engine.lane_rows import block_places
 from slipstream_jax.engine.mesh import on_first
 from slipstream_jax.engine.pipeline import PlannedBatches
-from slipstream_jax.engine.planner import PlannedBatch
+from slipstream_jax.engine.planner import PlannedBatch, Slices
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.placement import bucket
 from slipstream_jax.schedules.base import Edge
@@ -248,9 +248,9 @@ def _take_step(
       trainer.probe.put_loss(scheduled.edge.tells, loss)
     trained = int(np.count_nonzero(scheduled.batch.weights))
     count = Counters(scheduled.seen, trained, scheduled.dropped)
-    engine.count(
-      functools.reduce(merge, _moved(trainer, item, trained, rows), count)
-    )
+    form = engine.tables, engine.row_bytes, trainer.over
+    moves = moved_by_group(item, *form, trained, rows)
+    engine.count(functools.reduce(merge, moves, count))
     trainer.rest = Counters()
     trainer.grown = {**trainer.grown, **scheduled.grown}
     done()  # here, so that no Ctrl-C comes between the step and its position
@@ -465,21 +465,36 @@ def _guarded(
   return updated
 
 
-def _moved(
-  trainer: TrainerParts, item: PlannedBatch, trained: int, rows: str
+def moved_by_group(
+  item: PlannedBatch,
+  tables: TableSet,
+  row_bytes: Sequence[int],
+  over: Slices | None,
+  trained: int,
+  rows: str = 'stream',
 ) -> list[Counters]:
-  """Counts per group what crosses for a number of trained examples."""
-  engine = trainer.engine
-  counts = list(map(moved, item.plans, engine.row_bytes))
-  if trainer.over is not None:
-    element = EXCHANGES[trainer.over.exchange]
-    of_groups = zip(counts, engine.tables.groups, item.exchanges, strict=True)
+  """Counts per group what crosses in a step.
+
+  Args:
+    item: the step's batch.
+    tables: that it looks up.
+    row_bytes: per group, of a row with its state.
+    over: how the step is divided. None: it is not.
+    trained: its examples with a weight.
+    rows: a member of `ROWS`.
+  """
+  counts = list(map(moved, item.plans, row_bytes))
+  if over is not None:
+    element = EXCHANGES[over.exchange]
+    of_groups = zip(counts, tables.groups, item.exchanges, strict=True)
     return [
-      count._replace(bytes_exchanged=one.sent_bytes(group, element))
+      count._replace(
+        bytes_exchanged=int(one.sent_by_lane(group, element).sum())
+      )
       for count, group, one in of_groups
     ]
   if rows == 'parameter_server':
-    groups = zip(counts, engine.tables.groups, item.plans, strict=True)
+    groups = zip(counts, tables.groups, item.plans, strict=True)
     return [
       count._replace(
         bytes_loaded=len(plan.load)
@@ -490,7 +505,7 @@ def _moved(
       for count, group, plan in groups
     ]
   if rows == 'pooled':
-    sizes = [trained * size for size in embedding_bytes(engine.tables)]
+    sizes = [trained * size for size in embedding_bytes(tables)]
     return [
       count._replace(
         rows_loaded=0, rows_stored=0, bytes_loaded=size, bytes_stored=size

@@ -42,6 +42,7 @@ PROGRAMS = {  # and whether they take a config
   'bench.host': True,
   'bench.serving': False,
   'bench.vocabulary': False,
+  'plan.__main__': True,
   'profile.__main__': True,
   'skew.__main__': False,
   'make_text.__main__': False,

@@ -1,0 +1,1 @@
+"""Tells what several devices would hold, load and exchange, without them."""
