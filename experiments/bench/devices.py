@@ -90,11 +90,12 @@ def _compared(
   hot, lines = build.hot(config, data, recipe), []
   with contextlib.closing(data.train(config.data.batch_size)) as source:
     some = [next(source) for _ in range(5)]
-  pairs = [(1, 1), *((number, _PARTS) for number in numbers)]
+  over = _PARTS, config.exchange
+  pairs = [(1, 1, 'float32'), *((number, *over) for number in numbers)]
   bar.begin('devices', (rounds + 1) * len(pairs), 'turn')
   with contextlib.ExitStack() as opened:
     contenders = []
-    for config.devices, config.parts in pairs:
+    for config.devices, config.parts, config.exchange in pairs:
       with _counted() as programs:
         trainer = build.trainer(config, data, recipe, hot)
         batches = build.batches(config, trainer, data, total)
@@ -107,7 +108,7 @@ def _compared(
       for at, one in enumerate(contenders):
         bar.show(number * len(pairs) + at)
         _turn(one, steps)
-    for (count, parts), one in zip(pairs, contenders, strict=True):
+    for (count, parts, _), one in zip(pairs, contenders, strict=True):
       line = {'devices': count, 'parts': parts, **_figures(one)}
       one.batches.close()
       lines.append(line | {'started': dispatches(one.trainer, some)})

@@ -139,7 +139,7 @@ class Trainer:
         docs/how-to/devices.md.
       parts: equal parts of a batch, whose gradients are added as a tree. Runs
         with equal parts have equal bits for any number of devices, which
-        divides them. None: 1 for one device, else 8.
+        divides them. None: 1 for one device that exchanges f32, else 8.
       exchange: in what devices exchange rows and their gradients, 'float32' or
         'bfloat16', which takes half the bytes.
       prefetch: batches prepared ahead. 0 prepares each when it is asked for.
