@@ -94,14 +94,15 @@ def exchange(unique: Unique, lanes: int, parts: int) -> Exchange:
   bounds = bounds_of(unique.rows, lanes)
   size = bucket(int(np.diff(bounds).max()))
   rows = len(unique.rows)
-  inverse = unique.inverse.reshape(parts, len(unique.inverse) // parts, -1)
+  examples, lookups = unique.inverse.shape
+  inverse = unique.inverse.reshape(parts, examples // parts, lookups)
   of_part = np.full((parts, rows), -1, np.int32)
   own_inverse = np.empty(inverse.shape, np.int32)
   used = np.empty(parts, np.int64)
   _find_parts(inverse, of_part, own_inverse, used)
   some = bucket(int(used.max()))
   # Whether each slice looks up each row, and the place among the exchanged.
-  by_slice = (of_part.reshape(lanes, -1, rows) >= 0).any(1)
+  by_slice = (of_part.reshape(lanes, parts // lanes, rows) >= 0).any(1)
   before: np.ndarray = np.cumsum(by_slice, axis=1) - by_slice
   starts = np.concatenate([before, by_slice.sum(1)[:, None]], 1)[:, bounds]
   counts = np.diff(starts, axis=1).T

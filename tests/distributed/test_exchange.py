@@ -24,6 +24,7 @@ def trained(items, devices=4, exchange='bfloat16', start=0.0):
   trainer = slip.Trainer(
     MODEL,
     {'item': slip.Table(ROWS, DIM, initializer=first)},
+    features={'item': slip.Feature('item', max_length=items[0].size)},
     row_optimizer=slip.sgd(1.0),
     dense_optimizer=optax.sgd(0.0),
     devices=devices,
@@ -85,6 +86,16 @@ def test_rows_are_sent_rounded_to_nearest_and_kept_as_they_are():
   assert (rows[BATCH:] == start).all()
   moved = np.broadcast_to(FACTORS / (1 + np.exp(logit)) / BATCH, (BATCH, DIM))
   np.testing.assert_allclose(rows[:BATCH] - start, moved, rtol=0.02)
+
+
+@pytest.mark.parametrize('exchange', ['float32', 'bfloat16'])
+def test_a_batch_may_look_up_no_row(exchange):
+  items = np.concatenate([np.full(BATCH, -1), np.arange(BATCH)])
+  rows, losses, counts = trained(np.stack([items] * 2, 1), 8, exchange)
+  expected, _, _ = trained(np.arange(BATCH), 8, exchange)
+  np.testing.assert_allclose(rows, 2 * expected, rtol=0.02)
+  np.testing.assert_allclose(losses, np.log(2), rtol=1e-6)
+  assert counts.rows_used == BATCH
 
 
 @pytest.mark.parametrize('devices', [1, 2, 8])

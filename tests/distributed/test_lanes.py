@@ -1,6 +1,6 @@
 """Ownership of rows, placements over lanes, and what devices exchange."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 import numpy as np
@@ -60,6 +60,7 @@ IDS = st.integers(-1, 40)
 
 
 @given(batches())
+@example((np.full((8, 1), -1), 2))  # no row at all
 def test_exchange_is_that_of_dictionaries(drawn):
   lookups, lanes = drawn
   parts, each = 8, 8 // lanes
