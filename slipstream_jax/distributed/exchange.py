@@ -95,8 +95,8 @@ def exchange(unique: Unique, lanes: int, parts: int) -> Exchange:
   size = bucket(int(np.diff(bounds).max()))
   rows = len(unique.rows)
   examples, lookups = unique.inverse.shape
-  each = examples // parts  # a step refuses what is beyond
-  inverse = unique.inverse[: each * parts].reshape(parts, each, lookups)
+  share = examples // parts  # a step refuses what is beyond
+  inverse = unique.inverse[: share * parts].reshape(parts, share, lookups)
   of_part = np.full((parts, rows), -1, np.int32)
   own_inverse = np.empty(inverse.shape, np.int32)
   used = np.empty(parts, np.int64)
