@@ -1,6 +1,7 @@
 """Plans steps on any number of devices, and counts what they would move."""
 
 from collections.abc import Iterator
+import contextlib
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -63,10 +64,18 @@ def plan(
   """Yields tables of the devices and of the tables, all counted by plans.
 
   Raises:
-    UserError: a number of devices that cannot train, or rows that do not fit on
-      the most of them.
+    UserError: a number of devices that cannot train, rows that do not fit on
+      the most of them, or another system than 'plain' and 'cached'.
   """
   numbers = [_checked(one, config.data.batch_size) for one in devices]
+  system = build.system(config)
+  if (system.schedule, system.rows) != ('plain', 'stream'):
+    raise UserError(
+      'plans are of systems that keep the order of examples and move rows',
+      got=repr(system.name),
+      where='config.system',
+      hint="use 'plain' or 'cached'",
+    )
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps)
   hot = build.hot(config, data, recipe)
@@ -154,8 +163,10 @@ def simulated(
   of_groups: Any = [None] * len(tables.groups)
   if hot is not None:
     hot, of_groups = hot_by_group(hot, tables)
+  source = _source(config, data, tables)
+  schedule = SCHEDULES['plain']().make(source, hot, StepProbe())
   planner = Planner(
-    SCHEDULES['plain']().make(_source(config, data, tables), hot, StepProbe()),
+    schedule,
     _over(placements, devices),
     tables,
     of_groups,
@@ -164,19 +175,22 @@ def simulated(
   )
   total, counts = Counters(), np.zeros((4, devices))
   own = np.zeros((2, len(tables.tables)))
-  room = 0
-  batches = planner.plan_all(planner.find_all(1))
-  for step, item in enumerate(itertools.islice(batches, steps), 1):
-    trained = int(np.count_nonzero(item.scheduled.batch.weights))
-    moved = moved_by_group(item, tables, row_bytes, over, trained)
-    seen = Counters(item.scheduled.seen, trained, item.scheduled.dropped)
-    total = functools.reduce(merge, moved, merge(total, seen))
-    counts += _of_devices(item, tables, row_bytes, devices, element)
-    own += _of_tables(item, tables)
-    room = max(room, _room(item, row_bytes))
-    tell(step)
-  batches.close()
-  used, loaded, stored, sent = counts / steps
+  room = step = 0
+  with (
+    contextlib.closing(schedule),
+    contextlib.closing(planner.plan_all(planner.find_all(1))) as batches,
+  ):
+    for step, item in enumerate(itertools.islice(batches, steps), 1):
+      trained = int(np.count_nonzero(item.scheduled.batch.weights))
+      moved = moved_by_group(item, tables, row_bytes, over, trained)
+      seen = Counters(item.scheduled.seen, trained, item.scheduled.dropped)
+      total = functools.reduce(merge, moved, merge(total, seen))
+      counts += _of_devices(item, tables, row_bytes, devices, element)
+      own += _of_tables(item, tables)
+      room = max(room, _room(item, row_bytes))
+      tell(step)
+  taken = max(step, 1)  # a source of the user's may end
+  used, loaded, stored, sent = counts / taken
   return Simulated(
     total,
     _kept(_over(placements, devices), tables, of_groups, row_bytes, devices),
@@ -194,7 +208,7 @@ def simulated(
         'loaded a step': float(loaded),
       }
       for (name, table), used, loaded in zip(
-        tables.tables.items(), *(own / steps), strict=True
+        tables.tables.items(), *(own / taken), strict=True
       )
     ],
   )

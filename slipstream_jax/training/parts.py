@@ -91,7 +91,7 @@ class Inputs(NamedTuple):
   none: Masks
   """Per group, a mask of no row."""
   received: RowNumbers
-  """As `numbers`, of the rows that the slice receives. None: in f32."""
+  """Numbers of the rows that the slice receives. None: it gets them in f32."""
 
 
 class PartsStep:
@@ -404,7 +404,7 @@ class Rounding(NamedTuple):
   numbers: UInt32[jax.Array, ' _U']
   """Numbers of the rows, which draws depend on."""
   trees: int
-  """How many devices have as many sums."""
+  """Number of devices that have as many sums."""
   first: Any
   """The number of the tree's last sum. Sum i is that of sums 2 i and 2 i + 1.
   """

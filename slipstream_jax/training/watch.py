@@ -282,7 +282,7 @@ def _skip(layout: RowStateLayout, row_globals: tuple[Any, ...]) -> Any:
 
 
 class HotOfLanes:
-  """Where the entries of hot rows are while several devices train the rows.
+  """Places of the entries of hot rows while several devices train the rows.
 
   Each device has those of its lane, in the order of the hot rows, padded to as
   many as the lane with most of them has.

@@ -93,6 +93,11 @@ def test_what_cannot_be_is_refused(devices, room, words):
     dict(job.plan(setting()[0], BAR, [devices], 1, room))
 
 
+def test_other_systems_are_refused():
+  with pytest.raises(UserError, match='keep the order of examples'):
+    dict(job.plan(setting(system='hotline')[0], BAR, ['1'], 1, None))
+
+
 def test_the_program_as_it_is_called(tmp_path):
   command = [sys.executable, '-m', 'experiments.plan', '--steps=2']
   config = '--config=configs/criteo.py:smoke'
