@@ -6,7 +6,7 @@ array are unique, including padding, as `unique_indices` promises to XLA.
 """
 
 import functools
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +145,22 @@ def write_and_take(
 ) -> tuple[RowBlock, RowBlock]:
   """Runs `write_slots`, and returns the block's rows [Q, ...] at positions."""
   return _put(kept, slots, block), _take(block, positions)
+
+
+def zeros(size: int, like: RowBlock, sharding: Any = None) -> RowBlock:
+  """Returns rows of zeros [size, ...] with the dtypes and shapes of `like`."""
+  leaves, form = jax.tree.flatten(like)
+  shapes = tuple(((size, *leaf.shape[1:]), leaf.dtype) for leaf in leaves)
+  made: RowBlock = jax.tree.unflatten(form, _zeros(shapes, sharding)())
+  return made
+
+
+@functools.cache
+def _zeros(shapes: tuple[tuple[Any, Any], ...], sharding: Any) -> Any:
+  def zeros() -> list[jax.Array]:
+    return [jnp.zeros(shape, dtype) for shape, dtype in shapes]
+
+  return jax.jit(zeros, out_shardings=sharding)
 
 
 @functools.partial(jax.jit, static_argnums=1)

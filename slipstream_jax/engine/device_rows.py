@@ -30,8 +30,8 @@ class DeviceRows:
     block: [C, ...], replaced by every `write`, which donates the old one.
     rows: i64[C], the row in each slot, -1 if empty. None: all rows of the
       group, each in the slot of its number. The host then has none.
-    copies: whether the rows are frozen copies of the host's rows, which are
-      read and never written.
+    copies: whether the rows are frozen copies of the host's rows. They are
+      written when they are loaded, and never stored.
     loaded: the last loaded plan and its arrays on the device, for `write`.
   """
 
@@ -112,7 +112,7 @@ class DeviceRows:
     if some and at is None:
       at = apply.pad_positions(plan.store, len(block.rows))
     with handing_over():
-      if self.copies or not self.size:
+      if not self._takes(plan):
         return apply.gather_slots(block, at) if some else stored
       to: Array = slots
       if to is None:
@@ -123,6 +123,12 @@ class DeviceRows:
         self.block = apply.write_slots(self.block, to, block)
     self.moved_in(plan)
     return stored
+
+  def _takes(self, plan: Plan) -> bool:
+    """Whether the plan's step changes rows that are kept."""
+    if self.copies:
+      return bool((plan.slots[plan.load] >= 0).any())
+    return bool(self.size)
 
   def moved_in(self, plan: Plan) -> None:
     """Notes which rows are in the slots after the plan's step."""

@@ -471,26 +471,19 @@ class GroupRows:
     self.frozen = stale
     if not self.placement.copies_frozen:
       return
-    self.write_backs.settle(last=True)
     # Copies are dropped without being stored, as their rows did not change.
     self.kept = self._on_device(self.none, NO_ROWS)
     if stale is not None and stale.any():
-      self.kept = self._on_device(*self._copies_of(stale), copies=True)
-      self._count_loads(int(stale.sum()), self.row_bytes)
+      rows = np.full(self._copy_slots(), -1)
+      self.kept = self._on_device(self._zeros(len(rows)), rows, copies=True)
 
-  def _copies_of(self, stale: StaleRows) -> tuple[RowBlock, RowIds]:
-    """Copies frozen rows to the device. Returns them and the row of each slot.
+  def _copy_slots(self) -> int:
+    """Returns the number of slots for copies of frozen rows, a constant."""
+    return len(self._hot_rows)
 
-    They are as many as the hot rows, so that new ones do not recompile
-    `assemble`.
-    """
-    slots = np.flatnonzero(stale)
-    block = self._copy_of(self._hot_rows[slots], bucket(len(slots)))
-    at = np.where(stale, np.cumsum(stale) - 1, -1)
-    with handing_over():
-      places = apply.padded(at, len(block.rows), len(stale))
-      block = apply.gather_slots(block, places)
-    return block, np.where(stale, self._hot_rows, -1)
+  def _zeros(self, size: int) -> RowBlock:
+    """Returns rows of zeros, made on the device."""
+    return apply.zeros(size, self.none)
 
   def hot_rows_now(self) -> Rows:
     """Returns the current hot rows [H, D].

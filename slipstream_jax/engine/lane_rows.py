@@ -14,6 +14,7 @@ import itertools
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 from jaxtyping import Int
 import numpy as np
 
@@ -24,7 +25,7 @@ from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.device_rows import DeviceRows, Indices
 from slipstream_jax.engine.dirty import GATHERED
 from slipstream_jax.engine.group_rows import GroupRows, lanes_of, Piece
-from slipstream_jax.engine.mesh import Devices, WHOLE
+from slipstream_jax.engine.mesh import Devices, SPLIT, WHOLE
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store.base import FirstRows, RowStore, set_rows
@@ -36,7 +37,6 @@ from slipstream_jax.types import (
   RowIds,
   Rows,
   Slots,
-  StaleRows,
 )
 
 Bounds = Int[np.ndarray, ' W_and_1']
@@ -140,7 +140,7 @@ class LaneDeviceRows(DeviceRows):
       own = plan.store - _starts(plan.lanes, bounds)
       size = len(block.rows) // self.devices.lanes
       at = self.devices.split(laid_out(own, bounds, size, _most(bounds)))
-    if self.copies or not self.size:
+    if not self._takes(plan):
       return run(apply.gather_slots, block, at) if some else stored
     arguments: Any = self.block, slots, block
     if some:
@@ -184,25 +184,12 @@ class LaneRows(GroupRows):
     )
     return block
 
-  def _copies_of(self, stale: StaleRows) -> tuple[RowBlock, RowIds]:
-    lanes = self.devices.lanes
-    # A row's slot is its place among the hot rows of its lane.
-    places = places_by_lane(self._hot_rows, lanes)
-    frozen = (places >= 0) & stale[places]
-    rows = np.where(frozen, self._hot_rows[places], -1)
-    room = bucket(int(frozen.sum(1).max()))
-    block = self.devices.joined(
-      [
-        self.host.gather(rows[lane, frozen[lane]], room)
-        for lane in self.devices.own
-      ]
-    )
-    at = np.where(frozen, np.cumsum(frozen, 1) - 1, -1)
-    slots = np.concatenate([apply.padded(one, room, len(one)) for one in at])
-    copies: RowBlock = self.devices.run(
-      apply.gather_slots, block, self.devices.split(slots)
-    )
-    return copies, rows.reshape(-1)
+  def _copy_slots(self) -> int:
+    return places_by_lane(self._hot_rows, self.devices.lanes).size
+
+  def _zeros(self, size: int) -> RowBlock:
+    split = NamedSharding(self.devices.mesh, SPLIT)
+    return apply.zeros(size, self.none, split)
 
   def _put(self, tree: Any) -> Any:
     return self.devices.whole(tree)

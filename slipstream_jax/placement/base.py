@@ -91,10 +91,10 @@ class Placement(NamedTuple):
   freeze: Callable[[Any, StaleRows | None], Any] = lambda state, stale: state
   """Returns the next state, given the state and the rows frozen from here on
   (None: no row). Called before the plan of the first batch for which it holds.
-  A frozen row that the device does not keep may be copied to it until it thaws.
-  Its slot is then its place among the hot rows."""
+  A frozen row that the device does not keep may stay there from its next load
+  until it thaws. Its slot is then its place among the hot rows."""
   copies_frozen: bool = False
-  """Whether plans rely on copies of frozen rows."""
+  """Whether plans keep such copies."""
   swap: Callable[[Any, bool], Any] = lambda state, here: state
   """Returns the next state, given the state and whether the hot rows are on the
   device from here on. Called like `freeze`. A change moves all hot rows. The

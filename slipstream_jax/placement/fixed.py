@@ -3,9 +3,9 @@
 `RESIDENT` keeps all rows, for tables that fit on the device: nothing moves.
 
 `STREAMED` keeps none: each step loads its rows and stores them back, as with a
-parameter server (XDL). Frozen rows are the exception. The device has a copy of
-them, equal to the host's until they thaw, so they are neither loaded nor
-stored.
+parameter server (XDL). Frozen rows are the exception. The first step that uses
+one loads it, and the device keeps this copy, equal to the host's, until the row
+thaws. So a frozen row is loaded at most once, and never stored.
 
 `PINNED` and `SWAPPED` keep the hot rows. Popular rows take most lookups, which
 FAE (arXiv 2103.00686), Hotline (2204.05436) and Slipstream (2404.04270) use.
@@ -16,7 +16,7 @@ stays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Bool
 import numpy as np
@@ -51,28 +51,55 @@ RESIDENT = Placement(
 )
 
 
-FrozenRows = Bool[np.ndarray, ' H_and_1'] | None
-"""The frozen rows, with a final False for all cold rows. None: no row is
-frozen."""
+class Copies(NamedTuple):
+  """The frozen rows, by their places among the hot rows."""
+
+  frozen: Bool[np.ndarray, ' H_and_1'] | None
+  """Which are frozen, with a final False for all cold rows. None: none is."""
+  there: Bool[np.ndarray, ' H'] | None
+  """Of which the device has a copy. None: of none."""
 
 
-def _slots_of_copies(frozen: FrozenRows, batch: Unique) -> Slots:
-  slots = np.full(len(batch.rows), -1, np.int64)
-  if frozen is not None and batch.hot is not None:
-    # `Engine.freeze` puts each copy at its row's place among the hot rows.
-    slots = np.where(frozen.take(batch.hot), batch.hot, slots)
-  return slots
+def _start_streaming(
+  num_rows: int, hot: HotRows | None, contents: RowIds | None
+) -> Copies:
+  if contents is None or hot is None or not len(contents):
+    return Copies(None, None)
+  return Copies(None, contents[: len(hot.rows)] >= 0)  # `freeze` follows
 
 
-def _freeze(frozen: FrozenRows, stale: StaleRows | None) -> FrozenRows:
-  return None if stale is None else np.append(stale, False)
+def _plan_copies(
+  copies: Copies, upcoming: Sequence[Unique]
+) -> tuple[Copies, Plan]:
+  batch = upcoming[0]
+  none = np.full(len(batch.rows), -1, np.int64)
+  if copies.frozen is None or batch.hot is None:
+    return copies, plan_with(batch, none)
+  assert copies.there is not None
+  # The slot of a copy is its row's place among the hot rows.
+  slots = np.where(copies.frozen.take(batch.hot), batch.hot, none)
+  copied = np.where(np.append(copies.there, False).take(batch.hot), slots, none)
+  plan = plan_with(batch, copied)
+  new = slots[plan.load] >= 0
+  if new.any():
+    copies.there[slots[plan.load[new]]] = True
+    plan = plan._replace(slots=slots, store=plan.load[~new])
+  return copies, plan
+
+
+def _freeze(copies: Copies, stale: StaleRows | None) -> Copies:
+  if stale is None:
+    return Copies(None, None)
+  known = copies.frozen is None and copies.there is not None
+  there = copies.there if known else np.zeros(len(stale), bool)
+  return Copies(np.append(stale, False), there)
 
 
 STREAMED = Placement(
   name='streamed',
   keeps=lambda num_rows, hot: NO_ROWS,
-  start=lambda num_rows, hot, contents: None,
-  plan=_planning(_slots_of_copies),
+  start=_start_streaming,
+  plan=_plan_copies,
   reads_hot=True,
   freeze=_freeze,
   copies_frozen=True,

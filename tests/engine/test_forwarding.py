@@ -115,7 +115,7 @@ def test_rows_that_could_not_be_written_are_written_later(name, at):
 
 
 def test_copies_of_rows_that_stand_still_are_of_the_last_step():
-  """Made right after it, when the host table has older ones."""
+  """Made when the host table has older ones."""
   trainer = start('streamed')
   engine = trainer.engine
   with batches_of(trainer) as batches:
@@ -123,8 +123,21 @@ def test_copies_of_rows_that_stand_still_are_of_the_last_step():
       take_step(trainer, item)
   used = np.isin(HOT.rows, item.plans[0].rows)
   assert used.sum() > 20
+  written = recorded(trainer)
   engine.freeze(used)
-  kept = to_host(engine.groups[0].kept.block)
+  assert not written  # nothing waits for the last step
+  (group,), placement = engine.groups, ALL['streamed']
+  state = placement.freeze(placement.start(group.num_rows, HOT, None), used)
+  lookups = item.plans[0].rows[:, None]
+  for loads in (True, False):
+    batch = unique_rows(lookups, group.num_rows, HOT)
+    state, plan = placement.plan(state, [batch])
+    frozen = plan.slots >= 0
+    assert frozen.sum() == used.sum()
+    assert np.isin(np.flatnonzero(frozen), plan.load).all() == loads
+    assert not frozen[plan.store].any()
+    engine.store((plan,), engine.load((plan,)))  # a step that changes nothing
+  kept = to_host(group.kept.block)
   (table,) = everything(trainer)[0]
   np.testing.assert_array_equal(kept.rows[used], table.rows[HOT.rows[used]])
   (expected,) = after_steps(steps=3)[0]

@@ -116,7 +116,15 @@ def test_prefetch_depth_and_workers_change_no_number(name):
 def test_plan_covers_the_batch(name, lookups, frozen):
   placement, hot = PLACEMENTS[name], hot_rows(np.arange(5, 29, 2), 31)
   state = placement.freeze(placement.start(31, hot, None), frozen)
-  _, plan = placement.plan(state, [unique_rows(lookups, 31, hot)])
+  batch = unique_rows(lookups, 31, hot)
+  state, first = placement.plan(state, [batch])
+  _, plan = placement.plan(state, [batch])
+  if frozen is not None and placement.copies_frozen:
+    # The device gets its copies with the first step that uses their rows.
+    np.testing.assert_array_equal(first.slots, plan.slots)
+    np.testing.assert_array_equal(first.load, np.arange(len(first.rows)))
+    np.testing.assert_array_equal(first.store, plan.store)
+    assert first.hits == 0
   keeps = placement.keeps(31, hot)
   slot_rows = np.arange(31) if keeps is None else keeps
   if frozen is not None and placement.copies_frozen:

@@ -124,8 +124,7 @@ def test_a_host_table_that_is_late_by_a_step_is_early_enough(
   late.taken = dict(enumerate(contents.tolist()))
   still = set() if frozen is None else set(hot.rows[frozen].tolist())
   if frozen is not None and placement.copies_frozen:
-    late.taken = dict(enumerate(np.where(frozen, hot.rows, -1).tolist()))
-    late.device = dict.fromkeys(still, 0)
+    late.taken = {}
   state = placement.freeze(placement.start(31, hot, None), frozen)
   batches = [unique_rows(batch[:, None], 31, hot) for batch in lookups]
   for number in range(len(batches)):
@@ -134,9 +133,9 @@ def test_a_host_table_that_is_late_by_a_step_is_early_enough(
 
 
 def test_it_forwards_what_batches_share():
-  late = Late(31, np.empty(0, np.int64))
-  late.taken = {}
+  late, streamed = Late(31, np.empty(0, np.int64)), PLACEMENTS['streamed']
+  late.taken, state = {}, streamed.start(31, None, None)
   for shift in (0, 3, 6):
     batch = unique_rows(np.arange(shift, shift + 8)[:, None], 31)
-    late.step(PLACEMENTS['streamed'].plan(None, [batch])[1], set())
+    late.step(streamed.plan(state, [batch])[1], set())
   assert late.forwarded == 5 + 5
