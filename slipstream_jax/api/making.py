@@ -152,7 +152,7 @@ class Maker:
     grown = {} if self.parts is None else self.parts.grown
     hot = None
     if needs_hot and (self.parts is None or self.parts.engine.hot is None):
-      sizes = programs.row_bytes_by_table(hot=True)
+      sizes = programs.row_bytes_by_table()
       hot = popular(unbound, tables, self._hot_bytes, sizes, grown, self._look)
     if trains:
       bound = bound_to(unbound, tables)

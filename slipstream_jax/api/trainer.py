@@ -133,6 +133,7 @@ class Trainer:
       store: stores the rows that are not on the device: memory, or made by
         `tiered`.
       hot_bytes: device memory for hot rows and their state, where needed.
+        `skip_stale` takes 4 * D + 13 bytes for each of them beside that.
       watched: rows that `skip_stale` judges, 'hot' or 'all'. See `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
       devices: how many share the rows and the examples, a power of two. See

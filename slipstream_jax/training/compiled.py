@@ -268,14 +268,10 @@ class CompiledFunctions:
       for group, state in zip(groups, states, strict=True)
     )
 
-  def row_bytes_by_table(self, hot: bool = False) -> list[int]:
-    """Returns per table the bytes of a row, or of a hot row, with its state."""
+  def row_bytes_by_table(self) -> list[int]:
+    """Per table, bytes of a row with its row state."""
     tables, sizes = self.recipe.tables, dict[str, int]()
-    for group, size, judge in zip(
-      tables.groups, self.row_bytes, self.judges, strict=True
-    ):
-      if hot and judge is not None:
-        size += 4 * group.dim + 9  # `Entries`: f32[D], i32, bool and i32
+    for group, size in zip(tables.groups, self.row_bytes, strict=True):
       sizes |= dict.fromkeys(group.tables, size)
     return [sizes[name] for name in tables.tables]
 

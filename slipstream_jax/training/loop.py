@@ -558,11 +558,10 @@ def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
     for group in (*closes, *opens):
       judge = trainer.programs.judges[group]
       assert judge is not None
-      rows = engine.groups[group].hot_rows_now() if group in closes else None
-      one = judge.judge
+      judged = judge.closed if group in closes else judge.opened
       if hot is not None:
-        one = functools.partial(hot.judge, group, judge)
-      entries[group] = one(entries[group], state.row_globals[group], rows)
+        judged = functools.partial(hot.judge, judged)
+      entries[group] = judged(entries[group], state.row_globals[group])
     trainer.state = state._replace(entries=tuple(entries))
     if closes:
       stale = watch.stale_rows(trainer.state.entries)

@@ -9,10 +9,9 @@ import optax
 
 from slipstream_jax.models.losses import LossFn
 from slipstream_jax.tables import Group, TableSet
-from slipstream_jax.training.watch import Watches
+from slipstream_jax.training.watch import EntriesOfGroups, Watches
 from slipstream_jax.transforms.row_state import (
   check_entries,
-  Entries,
   row_state_layout,
   RowStateLayout,
 )
@@ -60,8 +59,8 @@ class Recipe(NamedTuple):
   """Rows that `skip_stale` in a chain judges. 'hot': hot rows only. What it
   knows of them stays on the device, and steps leave out stale rows until the
   next window, so that optimizer state before it does not change and nothing
-  moves. 'all': every row, whose entry moves with it. Stale rows get an update
-  of zero, as in memory."""
+  moves. 'all': every row, and stale rows get an update of zero, as in memory.
+  All rows must be `resident`, as the entry of each row would move with it."""
   skips_bad_steps: bool = False
   """Whether a step with a loss or gradients that are not finite changes
   nothing, and its record has a loss that is not finite. Otherwise training
@@ -111,7 +110,7 @@ class TrainState(NamedTuple):
   watch: Watches | None = None
   """Per group, the watch over its hot rows. None where no schedule compares
   rows."""
-  entries: tuple[Entries | None, ...] = ()
+  entries: EntriesOfGroups = ()
   """Per group, the entries of `skip_stale` of its hot rows. None if it is not
   in the group's chain. Empty if it is in none, or all rows are watched."""
 

@@ -206,6 +206,7 @@ def make_parts(
   kinds = kinds_of(recipe.loss, heads)
   judges = any(programs.judges)
   _check_rows(rows, placements, recipe, judges)
+  _check_watched(placements, recipe, programs)
   if judges:
     check_hot(hot, 'skip_stale in a chain watches hot rows')
   devices = None
@@ -279,6 +280,22 @@ def _check_rows(
       where='Recipe.microbatches',
       hint='use 1, or another system',
     )
+
+
+def _check_watched(
+  placements: Sequence[Placement], recipe: Recipe, programs: CompiledFunctions
+) -> None:
+  """Checks that entries of all rows, if there are any, need not move."""
+  for placement, layout in zip(placements, programs.layouts, strict=True):
+    moves = placement.name != 'resident'
+    if recipe.watched == 'all' and layout.skips and moves:
+      raise UserError(
+        "skip_stale watches 'all' rows only where none of them moves, as what it"
+        ' knows of a row would move with it',
+        got=f'placement {placement.name}',
+        where='Trainer, watched',
+        hint="watch 'hot' rows with enough hot_bytes, or place rows 'resident'",
+      )
 
 
 def planned(
@@ -411,7 +428,7 @@ def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
   if judged is None:
     return Start(slot_maps, step, frozen)
   entries = trainer.whole_state.entries
-  masks = [one and one.stale for one in entries]
+  masks = [one and one.own.stale for one in entries]
   taken, stale = to_host((trainer.state.step, masks))
   freezing = FrozenRows(
     trainer.windows,

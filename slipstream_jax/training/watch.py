@@ -6,8 +6,10 @@ the rows that it touched. All else runs at the edges of windows.
 
 The entries of a chain stay on the device, too. A step attaches those of its
 rows to their row state, and the chain updates both. Cold rows get an entry that
-is never judged. At the edges of windows, a `Judge` calls the chain with all hot
-rows. So every row is judged and thaws in time, whether a step uses it or not.
+is never judged. After the step it is noted how far each hot row has moved. At
+the edges of windows, a `Judge` calls the chain with that for all hot rows. So
+every row is judged and thaws in time, whether a step uses it or not, and no row
+is read for it.
 
 All of these are programs of their own, so the step is the same program whether
 rows are watched or not.
@@ -190,7 +192,20 @@ def _inside(index: jax.Array, watch: Watch) -> jax.Array:
   return jnp.where(index < 0, len(watch.skip.stale), index)
 
 
-EntriesOfGroups = tuple[Entries | None, ...]
+class HotEntries(NamedTuple):
+  """What `skip_stale` knows of the H hot rows of a group."""
+
+  own: Entries
+  """Its entries."""
+  change: Float[jax.Array, ' H']
+  """`row_change` of each row from its snapshot, after its last step."""
+
+
+EntriesOfGroups = tuple[HotEntries | None, ...]
+StepEntries = tuple[Entries | None, ...]
+"""Per group, the entries of a step's rows."""
+StepRows = tuple[tuple[Entries, Rows] | None, ...]
+"""Per group, the same after the step, and its rows [P, D]."""
 Layouts = tuple[RowStateLayout, ...]
 
 
@@ -198,12 +213,15 @@ class Judge(NamedTuple):
   """Judges the hot rows of one group by the chain that trains them."""
 
   layout: RowStateLayout
-  start: Callable[[int], Entries]
+  start: Callable[[int], HotEntries]
   """Number of rows to their entries before the first step."""
-  judge: Callable[..., Entries]
-  """Entries, row globals and rows [H, D] or None to the entries at the edge of
-  a window. See `judge_of`."""
-  reset: Callable[..., Entries]
+  closed: Callable[..., HotEntries]
+  """Entries and row globals to the entries after a window, all judged. Donates
+  the entries."""
+  opened: Callable[..., HotEntries]
+  """The same as a window opens: all rows thaw. The next step that uses a row
+  takes its snapshot."""
+  reset: Callable[..., HotEntries]
   """Entries, row globals and places i32[n] to the entries with those at the
   places reset, as their rows are reassigned. Donates nothing."""
 
@@ -232,27 +250,22 @@ def judge_of(
   chain = optax.with_extra_args_support(optimizer)
 
   @functools.partial(jax.jit, static_argnums=0)
-  def start(rows: int) -> Entries:
+  def start(rows: int) -> HotEntries:
     state = chain.init(jnp.zeros((rows, dim), jnp.float32))
-    return without_entries(layout, split(layout, state)[0])[1]
+    _, own = without_entries(layout, split(layout, state)[0])
+    return HotEntries(own, jnp.zeros(rows, jnp.float32))
 
-  @functools.partial(jax.jit, donate_argnums=0)
-  def judge(
-    entries: Entries,
-    row_globals: tuple[jax.Array, ...],
-    rows: Float[jax.Array, 'H D'] | None,
+  def updated(
+    entries: HotEntries, row_globals: tuple[jax.Array, ...]
   ) -> Entries:
-    """Judges the rows if a window closes, or thaws them if one opens.
-
-    It donates the entries. Rows are current values. They are None if a window
-    opens: the next step that uses a row takes its snapshot.
-    """
-    now = entries.snapshot if rows is None else rows
-    now = now.astype(jnp.float32)
+    own, change = entries
+    # As far from 0 as each row is from its snapshot.
+    now = jnp.broadcast_to(change[:, None], own.snapshot.shape)
+    moved = own._replace(snapshot=jnp.zeros_like(own.snapshot))
     # Any state will do for what comes before `skip_stale`: its results are not
     # used, so XLA does not compute them.
     others, _ = without_entries(layout, split(layout, chain.init(now))[0])
-    leaves = with_entries(layout, others, entries)
+    leaves = with_entries(layout, others, moved)
     _, state = chain.update(
       jnp.zeros_like(now),
       join(layout, leaves, row_globals),
@@ -261,18 +274,32 @@ def judge_of(
       example_weight=jnp.ones(len(now), jnp.float32),
       value=jnp.float32(0),
     )
-    _, new = without_entries(layout, split(layout, state)[0])
-    return entries._replace(stale=new.stale) if rows is None else new
+    new = without_entries(layout, split(layout, state)[0])[1]
+    return new._replace(snapshot=own.snapshot)
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def closed(
+    entries: HotEntries, row_globals: tuple[jax.Array, ...]
+  ) -> HotEntries:
+    return entries._replace(own=updated(entries, row_globals))
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def opened(
+    entries: HotEntries, row_globals: tuple[jax.Array, ...]
+  ) -> HotEntries:
+    stale = updated(entries, row_globals).stale
+    return entries._replace(own=entries.own._replace(stale=stale))
 
   @jax.jit
   def reset(
-    entries: Entries,
+    entries: HotEntries,
     row_globals: tuple[jax.Array, ...],
     row_index: Int[jax.Array, ' n'],
-  ) -> Entries:
-    return renewed(entries, row_index, _skip(layout, row_globals))
+  ) -> HotEntries:
+    own = renewed(entries.own, row_index, _skip(layout, row_globals))
+    return entries._replace(own=own)
 
-  return Judge(layout, start, judge, reset)
+  return Judge(layout, start, closed, opened, reset)
 
 
 def _skip(layout: RowStateLayout, row_globals: tuple[Any, ...]) -> Any:
@@ -337,15 +364,13 @@ class HotOfLanes:
 
   def at(
     self, entries: EntriesOfGroups, row_index: RowIndices
-  ) -> tuple[EntriesOfGroups, Masks]:
+  ) -> tuple[StepEntries, Masks]:
     """Returns the entries of rows at places in their lanes, and the masks."""
-    own: tuple[EntriesOfGroups, Masks] = self._devices.run(
-      _at, entries, row_index
-    )
+    own: tuple[StepEntries, Masks] = self._devices.run(_at, entries, row_index)
     return own
 
   def put(
-    self, entries: EntriesOfGroups, row_index: RowIndices, some: EntriesOfGroups
+    self, entries: EntriesOfGroups, row_index: RowIndices, some: StepRows
   ) -> EntriesOfGroups:
     """Returns all entries with those at the places replaced. Donates them."""
     replaced: EntriesOfGroups = self._devices.run(
@@ -355,18 +380,13 @@ class HotOfLanes:
 
   def judge(
     self,
-    group: int,
-    judge: Judge,
-    entries: Entries,
+    judge: Callable[..., HotEntries],
+    entries: HotEntries,
     row_globals: tuple[jax.Array, ...],
-    rows: Float[jax.Array, 'H D'] | None,
-  ) -> Entries:
-    """Runs `Judge.judge` on each device, given all hot rows."""
-    run = self._devices.run
-    if rows is not None:
-      rows = run(_take, rows, self._at[group], whole=(0,))
-    judged: Entries = run(
-      judge.judge, entries, row_globals, rows, donate=(0,), whole=(1,)
+  ) -> HotEntries:
+    """Runs `Judge.closed` or `Judge.opened` on each device."""
+    judged: HotEntries = self._devices.run(
+      judge, entries, row_globals, donate=(0,), whole=(1,)
     )
     return judged
 
@@ -374,27 +394,27 @@ class HotOfLanes:
     self,
     group: int,
     judge: Judge,
-    entries: Entries,
+    entries: HotEntries,
     row_globals: tuple[jax.Array, ...],
     places: np.ndarray,
-  ) -> Entries:
+  ) -> HotEntries:
     """Runs `Judge.reset` on each device, given places among all hot rows."""
     own = self._devices.split(self.index_in_lanes(group, places))
-    reset: Entries = self._devices.run(
+    reset: HotEntries = self._devices.run(
       judge.reset, entries, row_globals, own, whole=(1,)
     )
     return reset
 
 
 def _spread(entries: EntriesOfGroups, at: RowIndices) -> EntriesOfGroups:
-  return _at(entries, at)[0]
+  def own(one: HotEntries, at: jax.Array) -> HotEntries:
+    if not len(one.change):
+      return HotEntries(entries_at(one.own, at)[0], jnp.zeros(len(at)))
+    change = one.change.at[at].get(mode='fill', fill_value=0)
+    return HotEntries(entries_at(one.own, at)[0], change)
 
-
-def _take(
-  rows: Float[jax.Array, 'H D'], at: Int[jax.Array, ' h']
-) -> Float[jax.Array, 'h D']:
-  taken: jax.Array = rows.at[at].get(mode='fill', fill_value=0)
-  return taken
+  pairs = zip(entries, at, strict=True)
+  return tuple(None if one is None else own(one, index) for one, index in pairs)
 
 
 def _collected(entries: Any, back: RowIndices) -> Any:
@@ -438,11 +458,12 @@ def detach(
 ) -> tuple[tuple[RowBlock, ...], EntriesOfGroups]:
   """Returns the rows after a step, and all entries, which are donated."""
   rows: list[Any] = []
-  some: list[Entries | None] = []
+  some: list[tuple[Entries, Rows] | None] = []
   for layout, block, one in zip(layouts, blocks, entries, strict=True):
     leaves, own = block.state, None
     if one is not None:
-      leaves, own = without_entries(layout, leaves)
+      leaves, after = without_entries(layout, leaves)
+      own = after, block.rows
     rows.append(block._replace(state=leaves))
     some.append(own)
   put = _put if hot is None else hot.put
@@ -452,17 +473,19 @@ def detach(
 @jax.jit
 def stale_rows(entries: EntriesOfGroups) -> tuple[jax.Array | None, ...]:
   """Returns per group a mask bool[H] of its stale rows, as a copy."""
-  return tuple(None if one is None else jnp.copy(one.stale) for one in entries)
+  return tuple(
+    None if one is None else jnp.copy(one.own.stale) for one in entries
+  )
 
 
 @jax.jit
 def _at(
   entries: EntriesOfGroups, row_index: RowIndices
-) -> tuple[EntriesOfGroups, Masks]:
+) -> tuple[StepEntries, Masks]:
   pairs = [
     (None, jnp.zeros(len(index), bool))
     if one is None
-    else entries_at(one, index)
+    else entries_at(one.own, index)
     for one, index in zip(entries, row_index, strict=True)
   ]
   some, frozen = zip(*pairs, strict=True)
@@ -471,10 +494,17 @@ def _at(
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _put(
-  entries: EntriesOfGroups, row_index: RowIndices, some: EntriesOfGroups
+  entries: EntriesOfGroups, row_index: RowIndices, some: StepRows
 ) -> EntriesOfGroups:
+  def put(
+    one: HotEntries, at: jax.Array, new: Entries, rows: jax.Array
+  ) -> HotEntries:
+    moved = row_change(rows, new.snapshot)
+    change = one.change.at[at].set(moved, mode='drop')
+    return HotEntries(entries_after(one.own, at, new), change)
+
   groups = zip(entries, row_index, some, strict=True)
   return tuple(
-    None if one is None or new is None else entries_after(one, index, new)
+    None if one is None or new is None else put(one, index, *new)
     for one, index, new in groups
   )

@@ -277,7 +277,7 @@ def chained(devices, placing, watched, steps=market.STEPS):
   return trainer
 
 
-one_chained = functools.cache(functools.partial(chained, 1, 'streamed'))
+one_chained = functools.cache(functools.partial(chained, 1, 'resident'))
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,12 @@ one_chained = functools.cache(functools.partial(chained, 1, 'streamed'))
     *(
       pytest.param(devices, placing, watched, marks=pytest.mark.slow)
       for devices in (2, 8)
-      for placing in ('streamed', 'pinned', 'look_ahead')
-      for watched in ('hot', 'all')
+      for placing, watched in (
+        ('streamed', 'hot'),
+        ('pinned', 'hot'),
+        ('look_ahead', 'hot'),
+        ('resident', 'all'),
+      )
     ),
   ],
 )

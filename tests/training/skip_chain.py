@@ -2,6 +2,7 @@
 
 import functools
 
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +46,17 @@ def _apply(params, dense, embeddings):
 
 def _loss(logits, labels):
   return logits * (1 - 2 * labels)
+
+
+@st.composite
+def skip_numbers(draw):
+  every = draw(st.integers(1, 16))
+  return {
+    'threshold': draw(st.sampled_from([0.0, 0.01, 0.03, 0.1, np.inf])),
+    'every': every,
+    'window': draw(st.integers(1, every)),
+    'min_touches': draw(st.integers(0, 3)),
+  }
 
 
 @functools.cache  # else each run would be compiled anew

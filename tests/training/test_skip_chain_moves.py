@@ -1,5 +1,8 @@
 """Rows that a chain lets stand still: neither loaded nor stored meanwhile."""
 
+import functools
+
+from hypothesis import given, settings
 import jax
 import numpy as np
 import optax
@@ -19,6 +22,7 @@ from tests.training.skip_chain import (
   HOT,
   NUMBERS,
   recipe,
+  skip_numbers,
   source,
   start,
   WHERE,
@@ -37,7 +41,7 @@ def trained(trainer, depth=2):
       take_step(trainer, item, batches.advance)
       after = trainer.engine.counters
       counts = type(after)(*np.subtract(after, before).tolist())
-      stale = np.array(jax.device_get(trainer.state.entries[0].stale))
+      stale = np.array(jax.device_get(trainer.state.entries[0].own.stale))
       steps_taken.append((item, counts, stale))
   return steps_taken
 
@@ -75,6 +79,45 @@ def test_what_stands_still_is_in_no_plan(name):
   assert stood > 100
   if name in ('resident', 'streamed', 'pinned'):
     assert spared == 0
+
+
+@functools.cache
+def unskipped(name):
+  """What a chain without `skip_stale` moves."""
+  of = recipe()._replace(row_optimizer=slip.rowwise_adagrad(0.05))
+  trainer = make_parts(of, WHERE[name], small.DENSE, 3, HOT)
+  with batches_for(trainer) as batches:
+    return list(train(trainer, batches, STEPS))[-1].counters
+
+
+@pytest.mark.parametrize('name', WHERE)
+@settings(max_examples=4)
+@given(numbers=skip_numbers())
+def test_skipping_never_moves_more(name, numbers):
+  trainer, plain = start(recipe(), name, **numbers), unskipped(name)
+  with batches_for(trainer) as batches:
+    skipped = list(train(trainer, batches, STEPS))[-1].counters
+  for kind in ('rows_loaded', 'rows_stored', 'bytes_loaded', 'bytes_stored'):
+    assert getattr(skipped, kind) <= getattr(plain, kind)
+
+
+@pytest.mark.parametrize('placement', ['streamed', 'pinned'])
+def test_a_chain_that_skips_has_as_many_hot_rows(placement):
+  rng = np.random.default_rng(0)
+  ids = np.minimum(rng.zipf(1.2, 3200), 2000) - 1
+  tables, counts = {'item': slip.Table(2000, embedding_dim=8)}, []
+  for links in ((), (slip.skip_stale(0.0, 25, 5),)):
+    source = slip.batches(None, {'item': ids}, ids % 2, batch_size=64, seed=0)
+    rows = optax.chain(slip.rowwise_adagrad(0.1), *links)
+    with slip.Trainer(
+      recipe().model,
+      tables,
+      row_optimizer=rows,
+      placement=placement,
+      hot_bytes=4000,
+    ) as trainer:
+      counts.append(trainer.train(source, steps=60).counters)
+  assert counts[0] == counts[1]
 
 
 def test_prefetch_depth_changes_no_count():
@@ -115,7 +158,7 @@ def test_a_row_that_gets_another_id_is_not_stale(least):
     with planned(trainer, small.WithFresh(source(), fresh), 2) as batches:
       for step in range(STEPS):
         take_step(trainer, batches.peek(), batches.advance)
-        stale = np.array(jax.device_get(trainer.state.entries[0].stale))
+        stale = np.array(jax.device_get(trainer.state.entries[0].own.stale))
         if step in fresh:
           assert not stale[HOT.places(fresh[step])].any()
         frozen = trainer.engine.groups[0].frozen

@@ -87,6 +87,7 @@ REFUSED = {
   'one skip_stale': chain_of(SKIP, SKIP),
   'must see each step': chain_of(optax.apply_if_finite(SKIP, 3)),
   'must be one of hot, all': recipe()._replace(watched='cold'),
+  'only where none of them moves': recipe('all'),
 }
 
 
@@ -108,12 +109,12 @@ def test_arrays_are_looked_at_once_there_is_a_state():
 def test_all_rows_watched_may_be_anywhere_in_a_chain():
   for said in ('one skip_stale', 'must see each step'):
     of = REFUSED[said]._replace(watched='all')
-    make_parts(of, 'streamed', small.DENSE, 3)
+    make_parts(of, 'resident', small.DENSE, 3)
 
 
 @pytest.mark.parametrize('watched', ['hot', 'all'])
 def test_rows_are_compared_by_one_rule(watched):
-  trainer = make_parts(recipe(watched), 'streamed', small.DENSE, 3, HOT)
+  trainer = make_parts(recipe(watched), 'resident', small.DENSE, 3, HOT)
   phases = Phases(1, 3, 3, 9)
   skip = slip.Skip(0.5, 'stale', 'rows', phases)
   with pytest.raises(slip.UserError, match='compared by one rule') as error:
@@ -144,8 +145,9 @@ def test_three_statements():
       slip.rowwise_adagrad(0.1), slip.skip_stale(threshold, 25, 5)
     )
     batches = slip.batches(None, {'item': ids}, ids % 2, batch_size=64, seed=0)
+    placement = 'resident' if watched == 'all' else 'streamed'
     with slip.Trainer(
-      model, tables, row_optimizer=chain, watched=watched
+      model, tables, row_optimizer=chain, watched=watched, placement=placement
     ) as trainer:
       history = trainer.train(batches, steps=100)
       engine = trainer.parts.engine
