@@ -209,7 +209,8 @@ def optimizers(
 ) -> None:
   """Adds section `optimizer`, for rows and for the model's parameters."""
   optimizer = config.optimizer = ConfigDict()
-  # Names and arguments of row optimizers of slipstream_jax, or of optax.
+  # Names and arguments of row optimizers of slipstream_jax, or of optax. The
+  # last one may be ('skip_stale', {'threshold': ..., 'every': ..., ...}).
   optimizer.rows = rows
   # The same for the model's parameters, of optax, or shampoo or muon.
   optimizer.dense = dense

@@ -17,6 +17,7 @@ from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.models.towers import TwoTower
 from slipstream_jax.models.zoo import DCN, DeepFM, DHEN, WideDeep
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.transforms.skip import skip_stale
 from slipstream_jax.transforms.shampoo import shampoo
 from slipstream_jax.transforms.weights import (
   cosine_cycles,
@@ -169,7 +170,7 @@ def chain(
       got=f'{steps!r}: {type(error).__name__} {error}',
       where=where,
       hint='take names and arguments of optax, for rows also '
-      + ', '.join(ROW_OPTIMIZERS),
+      + ', '.join([*ROW_OPTIMIZERS, 'skip_stale']),
     ) from error
 
 
@@ -180,7 +181,8 @@ def row_optimizer(
   falls = _fall(section, steps) if section.rows_fall else ()
 
   def make() -> optax.GradientTransformation:
-    known = {**vars(optax), **ROW_OPTIMIZERS}
+    own = {**ROW_OPTIMIZERS, 'skip_stale': skip_stale}
+    known = {**vars(optax), **own}
     given = chain(known, section.rows, 'config.optimizer.rows')
     if falls:
       given = optax.chain(given, scale_by_data_seen(_schedule(*falls)))
