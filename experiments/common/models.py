@@ -17,8 +17,8 @@ from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.models.towers import TwoTower
 from slipstream_jax.models.zoo import DCN, DeepFM, DHEN, WideDeep
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from slipstream_jax.transforms.skip import skip_stale
 from slipstream_jax.transforms.shampoo import shampoo
+from slipstream_jax.transforms.skip import skip_stale
 from slipstream_jax.transforms.weights import (
   cosine_cycles,
   scale_by_data_seen,

@@ -12,7 +12,6 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.stream import Unused
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import check_settings, Skip
-from slipstream_jax.training import watch
 from slipstream_jax.training.trainer_parts import (
   planned,
   slipstream,
@@ -157,7 +156,7 @@ def resume(
         if watches is not None and parts.state.watch is not None:
           # The new schedule has started a new watch. The old one continues.
           parts.state = parts.state._replace(watch=watches)
-          parts.probe.put(probe.window, watch.moved(watches))
+          parts.probe.put(probe.window, parts.moved())
         begun.set_state(position)
     except BaseException:
       if resumes_schedule:

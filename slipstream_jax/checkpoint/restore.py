@@ -31,7 +31,6 @@ from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
-from slipstream_jax.training import watch
 from slipstream_jax.training.trainer_parts import TrainerParts
 from slipstream_jax.types import RowBlock, RowIds
 
@@ -110,9 +109,7 @@ def _put(
     trainer.names = _names(trainer, payload)
     trainer.rest = Counters()
     if trainer.state.watch is not None:
-      # Taken now, since the next step donates the watch.
-      moved = watch.moved(trainer.state.watch)
-      trainer.probe.put(payload['window'], moved)
+      trainer.probe.put(payload['window'], trainer.moved())
   return state
 
 

@@ -10,7 +10,7 @@ from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax import row_kernels
@@ -132,7 +132,7 @@ def write_slots(
 ) -> RowBlock:
   """Writes `block` at `slots` of `kept`, in place: `kept` is donated."""
   # A copy would move all C rows in each step. Other references to `kept` become
-  # invalid, so the device's rows have only one (see `Engine.hot_rows_now`).
+  # invalid, so the device's rows have only one.
   return _put(kept, slots, block)
 
 
@@ -161,14 +161,6 @@ def _zeros(shapes: tuple[tuple[Any, Any], ...], sharding: Any) -> Any:
     return [jnp.zeros(shape, dtype) for shape, dtype in shapes]
 
   return jax.jit(zeros, out_shardings=sharding)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def first_rows(
-  rows: Float[jax.Array, 'P D'], count: int
-) -> Float[jax.Array, 'H D']:
-  """Returns the first `count` rows, [count, D]."""
-  return rows[:count]
 
 
 def _put(block: RowBlock, at: jax.Array, new: RowBlock) -> RowBlock:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import functools
-from typing import Any
 import weakref
 
 import jax
@@ -12,7 +11,6 @@ import numpy as np
 
 from slipstream_jax.distributed.lanes import over_lanes
 from slipstream_jax.engine import counters
-from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
 from slipstream_jax.engine.lane_rows import LaneRows
@@ -37,7 +35,6 @@ from slipstream_jax.types import (
   ReassignedRows,
   RowBlock,
   RowIds,
-  Rows,
   StaleRows,
 )
 
@@ -314,16 +311,6 @@ class Engine:
     masks = stale_by_group(stale, self.hot_of_groups)
     for group, mask in zip(self.groups, masks, strict=True):
       group.freeze(mask)
-
-  def put(self, tree: Any) -> Any:
-    """Copies host arrays to the device, or to each of several."""
-    if self.devices is None:
-      return to_device(tree)
-    return self.devices.whole(tree)
-
-  def hot_rows_now(self) -> tuple[Rows, ...]:
-    """Returns per group the current hot rows. See `GroupRows.hot_rows_now`."""
-    return tuple(group.hot_rows_now() for group in self.groups)
 
   def plan(self, lookups: Lookups) -> Plans:
     """Returns plans for a single batch outside of training. Moves nothing."""

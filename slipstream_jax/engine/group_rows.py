@@ -38,7 +38,6 @@ from slipstream_jax.types import (
   ReassignedRows,
   RowBlock,
   RowIds,
-  Rows,
   Slots,
   StaleRows,
 )
@@ -333,10 +332,7 @@ class GroupRows:
     forwarded: tuple[RowBlock, Positions] | None = None,
     reassigned: ReassignedRows = NO_ROWS,
   ) -> tuple[RowBlock, Indices]:
-    """Returns rows on the device [P, ...], and arrays for `kept.write`.
-
-    If the rows in `kept` have no state, no state is moved.
-    """
+    """Returns rows on the device [P, ...], and arrays for `kept.write`."""
     size = len(kept.rows)
     if size and not len(load):
       with handing_over():
@@ -355,8 +351,6 @@ class GroupRows:
       source = apply.sources(at, some, len(held.rows), room)
       room = some
     block = self._gather(loaded, room, reassigned)
-    if not kept.state:
-      block = block._replace(state=())
     if not size and held is None:  # no rows to combine
       return to_step(block), (None, None)
     with handing_over():
@@ -484,26 +478,6 @@ class GroupRows:
   def _zeros(self, size: int) -> RowBlock:
     """Returns rows of zeros, made on the device."""
     return apply.zeros(size, self.none)
-
-  def hot_rows_now(self) -> Rows:
-    """Returns the current hot rows [H, D].
-
-    They may be the array that the device keeps, which the next `store` donates
-    and so deletes. Use or copy it before that.
-    """
-    hot, there = self._hot_rows, self.kept.rows
-    if there is not None and len(hot) and np.array_equal(there, hot):
-      # No copy: all callers (`watch.start`, `opened`, `closed`) copy them in a
-      # program that is dispatched before the next `store`.
-      rows: Rows = self.kept.block.rows
-      return rows
-    slots = self.kept.slots_of(hot)
-    missing = np.flatnonzero(slots < 0)
-    self.write_backs.settle(last=True)  # some of them may be hot
-    kept = self.kept.block._replace(state=())
-    rows = self._assemble(kept, hot, slots, missing)[0].rows
-    self._count_loads(len(missing), rows.nbytes // len(rows))
-    return apply.first_rows(rows, len(hot))
 
   def write_back(self) -> None:
     """Updates the host's rows with those of the device, if the host has any."""

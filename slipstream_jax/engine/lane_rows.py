@@ -35,7 +35,6 @@ from slipstream_jax.types import (
   ReassignedRows,
   RowBlock,
   RowIds,
-  Rows,
   Slots,
 )
 
@@ -333,20 +332,6 @@ class LaneRows(GroupRows):
       set_rows(block, at, jax.tree.map(lambda leaf: leaf[: len(at)], kept))
     everywhere: RowBlock = self.devices.whole(block)
     return everywhere
-
-  def hot_rows_now(self) -> Rows:
-    """Returns the current hot rows [H, D] on each device."""
-    hot = self._hot_rows
-    slots = self.kept.slots_of(hot)
-    self._settle()
-    missing = int((slots < 0).sum())
-    rows = self.host.gather(hot, len(hot)).rows
-    at = np.flatnonzero(slots >= 0)
-    if len(at) and self.devices.alone:
-      rows[at] = to_host(self.kept.gather(slots[at]).rows)[: len(at)]
-    self._count_loads(missing, rows.nbytes // max(1, len(rows)))
-    now: Rows = self.devices.whole(rows)
-    return now
 
 
 def _assemble(

@@ -6,14 +6,13 @@ of CacheEmbedding (arXiv 2208.05321), and with 'look_ahead' that of BagPipe
 (2202.12429): coming batches are known, so the row whose next known use is
 furthest is evicted first (Belady, 1966).
 
-Only rows that changed on the device are moved back. Frozen rows do not change,
-and are evicted only when no other row can be.
+Only rows that changed on the device are moved back. Frozen rows do not change.
+They are evicted like all others, so freezing never costs a load.
 
-Slots are taken in this order: empty ones first, then rows that may change, then
-frozen rows; within each kind the lowest priority, then the lowest slot. One i64
-key holds all of this:
+Slots are taken in this order: empty ones first, then the lowest priority, then
+the lowest slot. One i64 key holds all of this:
 
-    bit 62: frozen | bits 31..61: priority, 0 = empty | bits 0..30: slot
+    bits 31..61: priority, 0 = empty | bits 0..30: slot
 
 A sorted list has the keys up to a limit of all rows that no known batch uses.
 Each use of a row adds its new key. Outdated keys, and those of rows that a
@@ -47,7 +46,6 @@ from slipstream_jax.placement.evictions import Eviction, EVICTIONS, Uses
 from slipstream_jax.types import HotRows, RowIds, StaleRows, Unique
 
 # Slots and priorities are non-negative i32, 31 bits each. The sign is unused.
-_FROZEN = 1 << 62
 _SLOT = (1 << 31) - 1
 _MOST = (1 << 63) - 1
 _LISTED = 32  # about one of so many slots is in the list
@@ -70,8 +68,6 @@ class Cache(NamedTuple):
   """Priority of the row in each slot, i32[C], at least 1. 0 = empty."""
   dirty: np.ndarray
   """Whether the row may have changed since it was loaded, bool[C]."""
-  frozen: np.ndarray
-  """Whether the row is frozen, bool[C]."""
 
 
 class State(NamedTuple):
@@ -150,7 +146,7 @@ def _start(
   changed = contents is not None
   if contents is None:
     contents = _keeps(capacity, num_rows, hot)
-  slots, full = len(contents), contents >= 0
+  full = contents >= 0
   # Arrays of N find a row in constant time, for 8 bytes of host memory a row,
   # or 12 with counts. They are beside the slots, as a miss reads both.
   by_row = np.zeros((num_rows, 2 if policy.counts else 1), np.int32)
@@ -162,24 +158,18 @@ def _start(
     row_at=contents.copy(),
     priority=np.where(full, priorities, 0).astype(np.int32),
     dirty=full & changed,
-    frozen=np.zeros(slots, bool),
   )
   cache.place_of[contents[full]] = 1 + np.flatnonzero(full)
   return State(cache, memory, hot)
 
 
 def _freeze(state: State, stale: StaleRows | None) -> State:
-  cache, frozen = state.cache, None
-  if stale is None:
-    cache.frozen[:] = False
-  else:
-    hot = check_hot(state.hot, 'only hot rows can be frozen')
-    frozen = hot.with_cold(stale, False)
-    # -1, an empty slot, reads the last entry, False.
-    cache.frozen[:] = frozen.take(hot.places(cache.row_at))
   # `dirty` stays: rows that changed before they froze must still reach the
-  # host. Rows that thaw have lower keys, so the list is made anew.
-  return state._replace(frozen=frozen, low=NO_ROWS, limit=-1)
+  # host.
+  if stale is None:
+    return state._replace(frozen=None)
+  hot = check_hot(state.hot, 'only hot rows can be frozen')
+  return state._replace(frozen=hot.with_cold(stale, False))
 
 
 def _plan(
@@ -199,7 +189,6 @@ def _plan(
   uses, frozen = policy.used(state.memory, batch, step), _NONE
   if state.frozen is not None:
     assert state.hot is not None
-    # For all rows of the batch: rows loaded after `_freeze` may be frozen, too.
     frozen = state.frozen.take(state.hot.places(batch.rows))
   rows = batch.rows
   slots, fresh, evict, evict_slots = np.empty((4, len(rows)), np.int64)
@@ -269,29 +258,25 @@ def _take(
   rest of the list, which gets about `some` keys when it is used up.
   """
   cache, step, low, limit = state.cache, state.step, state.low, state.limit
-  taken, count = np.empty(room, np.int64), 0
-  for frozen in (False, True):
-    count, read = _take_unused(cache, low, step, frozen, taken, count)
-    low = low[read:]
-    while count < room and limit < (_MOST if frozen else _FROZEN):
-      more, limit = _lowest(cache, step, limit, some)
-      count, read = _take_unused(cache, more, step, frozen, taken, count)
-      low = np.append(low, more[read:])
-    if count < room and len(known) > 1:
-      state = _note_earlier(state, known)
-      latest = _latest(state, known, frozen, room - count)
-      taken[count : count + len(latest)] = latest
-      count += len(latest)
+  taken = np.empty(room, np.int64)
+  count, read = _take_unused(cache, low, step, taken, 0)
+  low = low[read:]
+  while count < room and limit < _MOST:
+    more, limit = _lowest(cache, step, limit, some)
+    count, read = _take_unused(cache, more, step, taken, count)
+    low = np.append(low, more[read:])
+  if count < room and len(known) > 1:
+    state = _note_earlier(state, known)
+    latest = _latest(state, known, room - count)
+    taken[count : count + len(latest)] = latest
+    count += len(latest)
   return taken[:count], state._replace(low=low, limit=limit)
 
 
 def _latest(
-  state: State, known: Sequence[Unique], frozen: bool, room: int
+  state: State, known: Sequence[Unique], room: int
 ) -> Int[np.ndarray, ' latest']:
-  """Returns up to `room` slots whose next use is the latest, that one first.
-
-  Their rows are frozen, or none is.
-  """
+  """Returns up to `room` slots whose next use is the latest, that one first."""
   assert state.earlier is not None
   groups, count = [NO_ROWS], 0
   pairs = [*zip(known, state.earlier, strict=False)]
@@ -299,9 +284,7 @@ def _latest(
     if count >= room:
       break
     group = np.empty(len(batch.rows), np.int64)
-    size = _next_uses(
-      state.cache, batch.rows, earlier, state.step, frozen, group
-    )
+    size = _next_uses(state.cache, batch.rows, earlier, state.step, group)
     # Ties are broken as in the list: lowest slot first.
     groups.append(np.sort(group[:size]))
     count += size
@@ -330,8 +313,7 @@ def _lowest(
 def _key(cache: Cache, slot: int) -> int:
   """Returns the slot's current key."""
   # Widened first, as the shift by 31 bits overflows an i32.
-  key = np.int64(cache.priority[slot]) << 31 | slot
-  return key | np.int64(cache.frozen[slot]) << 62
+  return np.int64(cache.priority[slot]) << 31 | slot
 
 
 @kernel
@@ -396,15 +378,13 @@ def _take_unused(
   cache: Cache,
   low: np.ndarray,
   step: int,
-  frozen: bool,
   out: np.ndarray,
   count: int,
 ) -> tuple[int, int]:
   """Fills `out` from place `count` with slots whose rows no known batch uses.
 
-  It reads the sorted keys `low` up to frozen rows, or to the end if it is to
-  take `frozen` ones. Returns how many slots `out` has then, and how many keys
-  it has read.
+  It reads the sorted keys `low`. Returns how many slots `out` has then, and how
+  many keys it has read.
   """
   read, last = 0, -1
   rows, latest = np.empty(_AHEAD, np.int64), np.empty(_AHEAD, np.int64)
@@ -417,7 +397,7 @@ def _take_unused(
       latest[i] = cache.latest_use[max(rows[i], 0)]
     for i in range(len(keys)):
       key = keys[i]
-      if count == len(out) or (key >= _FROZEN and not frozen):
+      if count == len(out):
         return count, read
       read += 1
       if key == last or key != _key(cache, key & _SLOT):
@@ -436,10 +416,9 @@ def _next_uses(
   rows: np.ndarray,
   earlier: np.ndarray,
   step: int,
-  frozen: bool,
   out: np.ndarray,
 ) -> int:
-  """Writes the slots of frozen or other rows whose next use is in this batch.
+  """Writes the slots of the rows whose next use is in this batch.
 
   It counts them. A row is not in the planned batch or in one between both if
   its use before was `earlier` than the step.
@@ -452,7 +431,7 @@ def _next_uses(
     out[i] = cache.place_of[out[i]] - 1
   for i in range(count):
     slot = out[i]
-    if slot >= 0 and cache.frozen[slot] == frozen:
+    if slot >= 0:
       out[kept] = slot
       kept += 1
   return kept
@@ -535,11 +514,8 @@ def _use(
     else:
       new = np.int64(uses.priorities[u])
     key = new << 31 | slot
-    if len(frozen):
-      cache.frozen[slot] = frozen[u]
-      key |= np.int64(frozen[u]) << 62
     # A row that changed before it froze stays dirty.
-    cache.dirty[slot] |= key < _FROZEN
+    cache.dirty[slot] |= len(frozen) == 0 or not frozen[u]
     cache.priority[slot] = new
     fresh[count] = key
     count += key <= limit

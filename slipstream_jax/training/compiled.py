@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.engine.buffers import from_cpu, to_host
+from slipstream_jax.engine.buffers import to_cpu, to_host
 from slipstream_jax.engine.planner import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import adapt
@@ -166,7 +166,10 @@ class CompiledFunctions:
       entries = self._reset_entries(state, reassigned)
       blocks, frozen = watch.attach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
-      frozen = watch.frozen(watched, row_index)
+      if rows != 'stream':  # where the rows are
+        watched, row_index = to_cpu((watched, row_index))
+      own = tuple(block.rows for block in blocks)
+      watched, frozen = watch.before(watched, row_index, own)
     else:
       no_row: Callable[[int], Any] = self._no_row
       if rows != 'stream':  # the host needs the mask
@@ -187,9 +190,8 @@ class CompiledFunctions:
     if row_index is not None and entries:
       blocks, entries = watch.detach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
-      if rows != 'stream':
-        touched = from_cpu(touched)
-      watched = watch.touched(watched, row_index, touched)
+      own = tuple(block.rows for block in blocks)
+      watched = watch.after(watched, row_index, own, touched)
     return state._replace(watch=watched, entries=entries), blocks, loss
 
   def _reset_entries(

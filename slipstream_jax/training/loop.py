@@ -36,6 +36,7 @@ from slipstream_jax.engine.planner import PlannedBatch, Slices
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.placement import bucket
 from slipstream_jax.schedules.base import Edge
+from slipstream_jax.selection.hot import stale_by_group
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training import watch
 from slipstream_jax.training.recipe import TrainState
@@ -407,27 +408,37 @@ def _over_parts(
   index: Any = _row_index(trainer, item.plans, blocks)
   if index is not None:
     index = devices.split(index)
-  if hot is not None:
+  if entries:
     blocks, frozen = watch.attach(layouts, blocks, entries, index, hot)
   elif watched is not None:
-    frozen = devices.run(watch.frozen, watched, index, whole=(0,))
+    assert hot is not None
+    own = tuple(block.rows for block in blocks)
+    watched, frozen = hot.call(watch.before, watched, index, own)
   state, blocks, loss, touched = step(
     state._replace(watch=None, entries=()), blocks, inputs, seen, frozen
   )
-  if hot is not None:
+  if entries:
     blocks, entries = watch.detach(layouts, blocks, entries, index, hot)
   elif watched is not None:
-    watched = watch.touched(watched, index, touched)
+    assert hot is not None
+    own = tuple(block.rows for block in blocks)
+    watched = hot.call(watch.after, watched, index, own, touched)
   return state._replace(watch=watched, entries=entries), blocks, loss
 
 
 def _settled(trainer: TrainerParts) -> TrainState:
-  """Returns the state on all devices. A new or restored one is on the first."""
+  """Returns the state where it is trained, on one device or all.
+
+  With several devices, a new or restored one is on the first.
+  """
   devices, hot = trainer.engine.devices, trainer.hot_of_lanes
-  assert devices is not None
+  if devices is None:
+    return trainer.state
   if hot is not None:
-    entries = hot.spread(trainer.state.entries)
-    trainer.state = trainer.state._replace(entries=entries)
+    trainer.state = trainer.state._replace(
+      watch=hot.spread(trainer.state.watch),
+      entries=hot.spread(trainer.state.entries),
+    )
   trainer.state = devices.settled(trainer.state)
   return trainer.state
 
@@ -532,16 +543,29 @@ def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
 
 def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
   """Opens a window, or freezes other rows, before the step. Can be repeated."""
-  engine, watched = trainer.engine, trainer.state.watch
-  assert watched is not None  # a schedule with edges has started it
+  engine = trainer.engine
   engine.freeze(edge.stale)
   with _timed(trainer):
     if edge.stale is None:
-      change, argument = watch.opened, engine.hot_rows_now()
-    else:
-      change, argument = watch.freeze, engine.put(edge.stale)
-    with trainer.changing('the edge of a window'):  # the watch is donated
-      trainer.state = trainer.state._replace(watch=change(watched, argument))
+      _watch(trainer, watch.opened)
+      return
+    masks = stale_by_group(edge.stale, engine.hot_of_groups)
+    hot, state = trainer.hot_of_lanes, _settled(trainer)
+    stale = to_device(tuple(masks)) if hot is None else hot.masks(masks)
+    assert state.watch is not None  # a schedule with edges has started it
+    frozen = watch.freeze(state.watch, stale)
+    trainer.state = state._replace(watch=frozen)
+
+
+def _watch(
+  trainer: TrainerParts, change: Callable[[watch.Watches], watch.Watches]
+) -> None:
+  """Changes the watches, which are donated, at the edge of a window."""
+  with trainer.changing('the edge of a window'):
+    hot, state = trainer.hot_of_lanes, _settled(trainer)
+    assert state.watch is not None
+    one = change if hot is None else functools.partial(hot.call, change)
+    trainer.state = state._replace(watch=one(state.watch))
 
 
 def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
@@ -552,8 +576,7 @@ def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
   if not (closes or opens):
     return
   with _timed(trainer), trainer.changing('the edge of a window'):
-    hot = trainer.hot_of_lanes
-    state = trainer.state if hot is None else _settled(trainer)
+    hot, state = trainer.hot_of_lanes, _settled(trainer)
     entries = list(state.entries)
     for group in (*closes, *opens):
       judge = trainer.programs.judges[group]
@@ -572,12 +595,9 @@ def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
 
 def _compare(trainer: TrainerParts, window: int) -> None:
   """Closes a window after the step and puts its changes for the schedule."""
-  watched = trainer.state.watch
-  assert watched is not None
   with _timed(trainer):
-    watched, moved = watch.closed(watched, trainer.engine.hot_rows_now())
-    trainer.state = trainer.state._replace(watch=watched)
-    trainer.probe.put(window, moved)
+    _watch(trainer, watch.closed)
+    trainer.probe.put(window, trainer.moved())
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ from slipstream_jax.training.divided import (
 )
 from slipstream_jax.training.loss_kinds import is_logistic, kinds_of, LossKind
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
-from slipstream_jax.types import Batch, HotRows, RowIds
+from slipstream_jax.types import Batch, HotRows, RowChange, RowIds
 from slipstream_jax.vocabulary.growing import Position
 
 GivenVectors = tuple[RowIds, np.ndarray]
@@ -82,7 +82,7 @@ class TrainerParts:
     windows: per group, when its chain judges hot rows. None where it does not.
     kinds: what the labels of each head mean, one if there are no heads.
     over: devices and parts that a step is divided into. None: it is not.
-    hot_of_lanes: where the entries of `skip_stale` are on several devices.
+    hot_of_lanes: where what is known of hot rows is on several devices.
     probe: mailbox for the row changes of windows.
     judgements: mailbox for the stale rows that chains judged.
     rest: counts since the last step, of examples that the schedule read and
@@ -121,11 +121,23 @@ class TrainerParts:
 
   @property
   def whole_state(self) -> TrainState:
-    """The state, with the entries of all hot rows in one order."""
-    if self.hot_of_lanes is None:
-      return self.state
-    entries = self.hot_of_lanes.spread(self.state.entries)
-    return self.state._replace(entries=self.hot_of_lanes.collected(entries))
+    """The state, with what is known of all hot rows in one order."""
+    state, hot = self.state, self.hot_of_lanes
+    if hot is None:
+      return state
+    return state._replace(
+      watch=hot.collected(hot.spread(state.watch)),
+      entries=hot.collected(hot.spread(state.entries)),
+    )
+
+  def moved(self) -> RowChange:
+    """Returns the change of all hot rows in the last window that closed."""
+    watches, hot = self.state.watch, self.hot_of_lanes
+    assert watches is not None
+    if hot is None:
+      return watch.joined(tuple(one.moved for one in watches))
+    moved = tuple(one.moved for one in hot.spread(watches))
+    return watch.joined(hot.collected(moved))
 
   @property
   def counters_of_steps(self) -> Counters:
@@ -290,8 +302,8 @@ def _check_watched(
     moves = placement.name != 'resident'
     if recipe.watched == 'all' and layout.skips and moves:
       raise UserError(
-        "skip_stale watches 'all' rows only where none of them moves, as what it"
-        ' knows of a row would move with it',
+        "skip_stale watches 'all' rows only where none of them moves, as what"
+        ' it knows of a row would move with it',
         got=f'placement {placement.name}',
         where='Trainer, watched',
         hint="watch 'hot' rows with enough hot_bytes, or place rows 'resident'",
@@ -444,10 +456,11 @@ def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
 def start_watch(trainer: TrainerParts) -> None:
   """Watches the trainer's hot rows from here on; none of them is stale."""
   engine = trainer.engine
-  if trainer.inconsistent is None:
-    watched = watch.start(engine.hot_rows_now())
-  else:  # a restore comes before the next step
-    watched = watch.start_empty(engine.tables, engine.hot_of_groups)
+  if engine.devices is not None:
+    trainer.hot_of_lanes = watch.HotOfLanes(
+      engine.devices, engine.hot_of_groups
+    )
+  watched = watch.start(engine.tables, engine.hot_of_groups)
   trainer.state = trainer.state._replace(watch=watched)
 
 

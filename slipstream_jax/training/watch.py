@@ -1,15 +1,16 @@
 """Hot rows that freeze, by a schedule's windows or by `skip_stale` in a chain.
 
-A schedule's `Watch` keeps a snapshot of the hot rows on the device. In each
-step, `frozen` returns which of its rows may not change, and `touched` counts
-the rows that it touched. All else runs at the edges of windows.
+What is known of the hot rows stays on the device, and no row is read for it.
+Before a step, the snapshots of those of its rows are taken that no step had
+since the window opened. After it, it is noted how far each row has moved. So at
+the edges of windows, every row is judged and thaws, whether a step uses it or
+not.
 
-The entries of a chain stay on the device, too. A step attaches those of its
-rows to their row state, and the chain updates both. Cold rows get an entry that
-is never judged. After the step it is noted how far each hot row has moved. At
-the edges of windows, a `Judge` calls the chain with that for all hot rows. So
-every row is judged and thaws in time, whether a step uses it or not, and no row
-is read for it.
+For a schedule, a `Watch` does this: `before` and `after` a step, and as a
+window `opened` and `closed`. A chain does it by itself: a step attaches the
+entries of its rows to their row state, and the chain updates both. Cold rows
+get an entry that is never judged. At the edges of windows, a `Judge` calls the
+chain for all hot rows.
 
 All of these are programs of their own, so the step is the same program whether
 rows are watched or not.
@@ -54,7 +55,10 @@ class WatchedRows(NamedTuple):
   """State of H watched rows since the last window opened."""
 
   snapshot: Rows
-  """Values of the rows [H, D] then."""
+  """Values of the rows [H, D] then, of those that a step had since."""
+  change: Float[jax.Array, ' H']
+  """`row_change` of each row from its snapshot, after its last step. Below 0 if
+  no step had it since."""
   touches: Int[jax.Array, ' H']
   """Steps since then that touched each row."""
   stale: Bool[jax.Array, ' H']
@@ -65,37 +69,41 @@ class Watch(NamedTuple):
   """State of the watch over the H hot rows of a group, on the device."""
 
   skip: WatchedRows
-  """Snapshot, touches and stale rows."""
+  """What is known of them since the last window opened."""
   moved: RowChange
   """Change and touches of the rows in the last window that closed."""
 
 
-HotRowsOfGroups = tuple[Float[jax.Array, '_H _D'], ...]
+RowsOfGroups = tuple[Float[jax.Array, '_P _D'], ...]
 RowIndices = tuple[Int[jax.Array, ' _P'], ...]
 Masks = tuple[Bool[jax.Array, ' _P'], ...]
 Watches = tuple[Watch, ...]
 """One watch per group. Arrays over all hot rows are in the groups' order."""
 
 
-@jax.jit
-def start(rows: HotRowsOfGroups) -> Watches:
-  """Returns watches over the hot rows [H_g, D_g] of each group, none stale."""
-
-  def watch(rows: jax.Array) -> Watch:
-    none = jnp.zeros(len(rows), jnp.int32)
-    watched = WatchedRows(jnp.copy(rows), none, jnp.zeros(len(rows), bool))
-    return Watch(watched, RowChange(jnp.zeros(len(rows), jnp.float32), none))
-
-  return tuple(map(watch, rows))
-
-
-def start_empty(tables: TableSet, hot: Sequence[HotRows | None]) -> Watches:
-  """Returns watches over rows of zeros, which a restore will replace."""
-  zeros = tuple(
-    np.zeros((0 if one is None else len(one.rows), group.dim), group.dtype)
-    for group, one in zip(tables.groups, hot, strict=True)
+def start(tables: TableSet, hot: Sequence[HotRows | None]) -> Watches:
+  """Returns watches over the hot rows of each group, none of them stale."""
+  return _started(
+    tuple(
+      (0 if one is None else len(one.rows), group.dim, group.dtype)
+      for group, one in zip(tables.groups, hot, strict=True)
+    )
   )
-  return start(to_device(zeros, owned=True))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _started(shapes: tuple[tuple[int, int, str], ...]) -> Watches:
+  def watch(rows: int, dim: int, dtype: str) -> Watch:
+    none = jnp.zeros(rows, jnp.int32)
+    watched = WatchedRows(
+      jnp.zeros((rows, dim), dtype),
+      jnp.full(rows, -1, jnp.float32),
+      none,
+      jnp.zeros(rows, bool),
+    )
+    return Watch(watched, RowChange(jnp.zeros(rows, jnp.float32), none))
+
+  return tuple(watch(*shape) for shape in shapes)
 
 
 def no_row(size: int) -> Bool[jax.Array, ' P']:
@@ -107,84 +115,105 @@ def no_row(size: int) -> Bool[jax.Array, ' P']:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def opened(watches: Watches, rows: HotRowsOfGroups) -> Watches:
-  """Returns the watches at the opening of a window: rows copied, all thawed."""
+def opened(watches: Watches) -> Watches:
+  """Returns the watches at the opening of a window: all rows thaw."""
 
-  def reset(watch: Watch, rows: jax.Array) -> Watch:
-    touches, stale = (jnp.zeros_like(x) for x in watch.skip[1:])
-    return watch._replace(skip=WatchedRows(jnp.copy(rows), touches, stale))
-
-  return tuple(map(reset, watches, rows))
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def closed(
-  watches: Watches, rows: HotRowsOfGroups
-) -> tuple[Watches, RowChange]:
-  """Returns the watches after a window, and the change of all H rows in it."""
-  pairs = zip(watches, rows, strict=True)
-  # A copy, because a buffer must not be donated twice: as touches and as moved.
-  watches = tuple(
-    w._replace(
-      moved=RowChange(row_change(r, w.skip.snapshot), jnp.copy(w.skip.touches))
+  def reset(watch: Watch) -> Watch:
+    _, change, touches, stale = watch.skip
+    skip = watch.skip._replace(
+      change=jnp.full_like(change, -1),
+      touches=jnp.zeros_like(touches),
+      stale=jnp.zeros_like(stale),
     )
-    for w, r in pairs
-  )
-  return watches, moved(watches)
+    return watch._replace(skip=skip)
+
+  return tuple(map(reset, watches))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def freeze(watches: Watches, stale: Bool[jax.Array, ' H']) -> Watches:
-  """Returns the watches with the rows of this mask, over all H rows, frozen."""
-  ends = np.cumsum([len(w.skip.stale) for w in watches])
-  masks = jnp.split(stale, ends[:-1])
+def closed(watches: Watches) -> Watches:
+  """Returns the watches after a window, with the change of all rows in it."""
+
+  def moved(watch: Watch) -> Watch:
+    change = jnp.maximum(watch.skip.change, 0)
+    # A copy, because a buffer must not be donated twice: as touches and moved.
+    return watch._replace(moved=RowChange(change, jnp.copy(watch.skip.touches)))
+
+  return tuple(map(moved, watches))
+
+
+def freeze(watches: Watches, stale: Masks) -> Watches:
+  """Returns the watches with the rows of these masks frozen."""
   return tuple(
-    w._replace(skip=w.skip._replace(stale=mask))
-    for w, mask in zip(watches, masks, strict=True)
+    watch._replace(skip=watch.skip._replace(stale=mask))
+    for watch, mask in zip(watches, stale, strict=True)
   )
 
 
 @jax.jit
-def moved(watches: Watches) -> RowChange:
-  """Returns the change of all H rows in the last window that closed.
+def joined(moved: tuple[RowChange, ...]) -> RowChange:
+  """Returns the change of all H rows from that of each group.
 
   It is a copy, because the next change of the watches donates them.
   """
-  if len(watches) == 1:
-    return jax.tree.map(jnp.copy, watches[0].moved)
-  return RowChange(
-    *(jnp.concatenate(c) for c in zip(*(w.moved for w in watches), strict=True))
-  )
-
-
-@jax.jit
-def frozen(watches: Watches, row_index: RowIndices) -> Masks:
-  """Returns per group which of a step's rows are frozen.
-
-  The place of a row among its group's hot ones is out of range if it is cold.
-  """
-  pairs = zip(watches, row_index, strict=True)
-  # A group without hot rows has no mask to look into.
-  return tuple(
-    w.skip.stale.at[_inside(index, w)].get(mode='fill', fill_value=False)
-    if len(w.skip.stale)
-    else jnp.zeros(len(index), bool)
-    for w, index in pairs
-  )
+  if len(moved) == 1:
+    return jax.tree.map(jnp.copy, moved[0])
+  return RowChange(*(jnp.concatenate(c) for c in zip(*moved, strict=True)))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def touched(watches: Watches, row_index: RowIndices, rows: Masks) -> Watches:
-  """Increments the touch count of every row that a step touched."""
+def before(
+  watches: Watches, row_index: RowIndices, rows: RowsOfGroups
+) -> tuple[Watches, Masks]:
+  """Returns the watches with the snapshots of a step's rows, and masks.
 
-  def count(watch: Watch, index: jax.Array, rows: jax.Array) -> Watch:
-    if not len(watch.skip.touches):
+  The masks have per group which of the rows are frozen. The place of a row
+  among its group's hot ones is out of range if it is cold.
+  """
+
+  def look(
+    watch: Watch, index: jax.Array, rows: jax.Array
+  ) -> tuple[Watch, jax.Array]:
+    skip = watch.skip
+    if not len(skip.stale):  # a group without hot rows has nothing to look into
+      return watch, jnp.zeros(len(index), bool)
+    at = _inside(index, watch)
+    known = skip.change.at[at].get(mode='fill', fill_value=0) >= 0
+    new = jnp.where(known, len(skip.stale), at)
+    snapshot = skip.snapshot.at[new].set(rows, mode='drop')
+    frozen = skip.stale.at[at].get(mode='fill', fill_value=False)
+    return watch._replace(skip=skip._replace(snapshot=snapshot)), frozen
+
+  of_groups = zip(watches, row_index, rows, strict=True)
+  looked, frozen = zip(*(look(*one) for one in of_groups), strict=True)
+  return looked, frozen
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def after(
+  watches: Watches, row_index: RowIndices, rows: RowsOfGroups, touched: Masks
+) -> Watches:
+  """Returns the watches after a step on these rows, of which some were touched.
+
+  Touches are counted, and it is noted how far each row has moved.
+  """
+
+  def note(
+    watch: Watch, index: jax.Array, rows: jax.Array, touched: jax.Array
+  ) -> Watch:
+    skip = watch.skip
+    if not len(skip.stale):
       return watch
-    at = watch.skip.touches.at[_inside(index, watch)]
-    touches = at.add(rows.astype(jnp.int32), mode='drop')
-    return watch._replace(skip=watch.skip._replace(touches=touches))
+    at = _inside(index, watch)
+    moved = row_change(
+      rows, skip.snapshot.at[at].get(mode='fill', fill_value=0)
+    )
+    change = skip.change.at[at].set(moved, mode='drop')
+    touches = skip.touches.at[at].add(touched.astype(jnp.int32), mode='drop')
+    return watch._replace(skip=skip._replace(change=change, touches=touches))
 
-  return tuple(map(count, watches, row_index, rows))
+  of_groups = zip(watches, row_index, rows, touched, strict=True)
+  return tuple(note(*one) for one in of_groups)
 
 
 def _inside(index: jax.Array, watch: Watch) -> jax.Array:
@@ -308,8 +337,11 @@ def _skip(layout: RowStateLayout, row_globals: tuple[Any, ...]) -> Any:
   return skip_state(join(layout, none, row_globals))
 
 
+_NEVER = np.int32(np.iinfo(np.int32).max)
+
+
 class HotOfLanes:
-  """Places of the entries of hot rows while several devices train the rows.
+  """Places of hot rows, where several devices know something of them.
 
   Each device has those of its lane, in the order of the hot rows, padded to as
   many as the lane with most of them has.
@@ -330,7 +362,8 @@ class HotOfLanes:
       self._local.append(np.append(local[order], width).astype(np.int32))
       at.append(np.where(places < 0, len(rows), places).reshape(-1))
       back.append((lane * width + local)[order])
-    self._at = devices.split(tuple(one.astype(np.int32) for one in at))
+    self._places = tuple(one.astype(np.int32) for one in at)
+    self._at = devices.split(self._places)
     self._back = devices.whole(tuple(one.astype(np.int32) for one in back))
 
   def index(self, group: int, places: np.ndarray) -> np.ndarray:
@@ -345,21 +378,37 @@ class HotOfLanes:
     out[self._lane[group][places], np.arange(len(places))] = local[places]
     return out.reshape(-1)
 
-  def spread(self, entries: EntriesOfGroups) -> EntriesOfGroups:
-    """Returns entries of all hot rows, in their order, on their devices."""
-    leaves = jax.tree.leaves(entries)
-    if all(getattr(leaf.sharding, 'spec', None) == SPLIT for leaf in leaves):
-      return entries
-    whole: EntriesOfGroups = self._devices.whole(entries)
-    spread: EntriesOfGroups = self._devices.run(
-      _spread, whole, self._at, whole=(0,)
-    )
-    return spread
+  def spread(self, known: Any) -> Any:
+    """Returns what is known of all hot rows, in their order, on their devices.
 
-  def collected(self, entries: Any) -> Any:
+    A tree per group, with leaves [H, ...].
+    """
+    leaves = jax.tree.leaves(known)
+    if all(getattr(leaf.sharding, 'spec', None) == SPLIT for leaf in leaves):
+      return known
+    whole = self._devices.whole(known)
+    return self._devices.run(_spread, whole, self._at, whole=(0,))
+
+  def masks(self, masks: Sequence[np.ndarray]) -> Masks:
+    """Puts masks of all hot rows of each group on their devices."""
+    pairs = zip(masks, self._places, strict=True)
+    split: Masks = self._devices.split(
+      tuple(np.append(mask, False)[at] for mask, at in pairs)
+    )
+    return split
+
+  def call(
+    self, function: Callable[..., Any], watches: Watches, *of_step: Any
+  ) -> Any:
+    """Runs a function that changes watches on each device. Donates them."""
+    return self._devices.run(function, watches, *of_step, donate=(0,))
+
+  def collected(self, known: Any) -> Any:
     """Returns parts of what `spread` gave, in the order of the hot rows."""
+    if not known:
+      return known
     return self._devices.run(
-      _collected, entries, self._back, whole=(1,), results=WHOLE
+      _collected, known, self._back, whole=(1,), results=WHOLE
     )
 
   def at(
@@ -406,24 +455,27 @@ class HotOfLanes:
     return reset
 
 
-def _spread(entries: EntriesOfGroups, at: RowIndices) -> EntriesOfGroups:
-  def own(one: HotEntries, at: jax.Array) -> HotEntries:
-    if not len(one.change):
-      return HotEntries(entries_at(one.own, at)[0], jnp.zeros(len(at)))
-    change = one.change.at[at].get(mode='fill', fill_value=0)
-    return HotEntries(entries_at(one.own, at)[0], change)
+def _spread(known: Any, at: RowIndices) -> Any:
+  def own(leaf: jax.Array, at: jax.Array) -> jax.Array:
+    if not len(leaf):
+      return leaf
+    # So that the entries of padding are up to date, and never judged.
+    fill = _NEVER if leaf.dtype == _NEVER.dtype else 0
+    return leaf.at[at].get(mode='fill', fill_value=fill)
 
-  pairs = zip(entries, at, strict=True)
-  return tuple(None if one is None else own(one, index) for one, index in pairs)
+  return tuple(
+    jax.tree.map(lambda leaf, at=of_group: own(leaf, at), one)
+    for one, of_group in zip(known, at, strict=True)
+  )
 
 
-def _collected(entries: Any, back: RowIndices) -> Any:
+def _collected(known: Any, back: RowIndices) -> Any:
   def of_all(leaf: jax.Array, back: jax.Array) -> jax.Array:
     return lax.all_gather(leaf, AXIS, tiled=True)[back] if len(back) else leaf
 
   return tuple(
-    jax.tree.map(lambda leaf, back=one_back: of_all(leaf, back), one)
-    for one, one_back in zip(entries, back, strict=True)
+    jax.tree.map(lambda leaf, back=of_group: of_all(leaf, back), one)
+    for one, of_group in zip(known, back, strict=True)
   )
 
 

@@ -53,8 +53,8 @@ class Oracle:
       return (0, slot)
     uses = [i for i, batch in enumerate(coming) if row in batch]
     if uses and self.eviction == 'look_ahead':
-      return (1, row in self.frozen, 1, -uses[0], slot)
-    return (1, row in self.frozen, 0, self.priority(row), slot)
+      return (1, 1, -uses[0], slot)
+    return (1, 0, self.priority(row), slot)
 
   def plan(self, batch, coming=()):
     """Slots, positions to load and store, evicted rows and their slots."""

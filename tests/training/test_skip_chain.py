@@ -59,9 +59,7 @@ def test_hot_rows_stand_still_as_a_bystander_says(numbers, placement, depth):
   rows, params = in_memory(of, never_judged(block), numbers, STEPS, bystander)
   own = rows._replace(state=rows.state[: len(block.state)])
   assert_same_bits((own, params), (after[0][0], after[1].params))
-  np.testing.assert_array_equal(
-    after[1].entries[0].own.stale, bystander.stale
-  )
+  np.testing.assert_array_equal(after[1].entries[0].own.stale, bystander.stale)
 
 
 def none(step, rows, touched):

@@ -12,6 +12,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of
@@ -96,8 +97,9 @@ def test_a_still_row_keeps_every_bit(optimizer, dtype):
   ones = np.ones(256, np.float32)
   batch = Batch(COLUMNS.dense[:64], None, COLUMNS.labels[:64], ones[:64])
   state = compiled_of(recipe).init_state(small.DENSE, 0)
-  watches = watch.start(jax.device_put((np.zeros((300, 8)),)))
-  watches = watch.freeze(watches, jax.device_put(stale))
+  hot = hot_rows(np.arange(300), recipe.tables.num_rows)
+  watches = watch.start(recipe.tables, [hot])
+  watches = watch.freeze(watches, jax.device_put((stale,)))
   state = state._replace(watch=watches)
   args = ((block,), (inverse,), batch, np.float32(0), (ones,), (place,))
   state, (after,), _ = compiled_of(recipe).update(state, *jax.device_put(args))
