@@ -3,6 +3,7 @@
 import functools
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 import jax
 import numpy as np
 import optax
@@ -10,9 +11,10 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.engine.planner import SETTLE
+from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.trainer_parts import make_parts, planned
+from slipstream_jax.training.trainer_parts import make_parts, planned, slipstream
 from tests.support import small
 from tests.support.small import assert_same_bits, everything
 from tests.training.skip_chain import (
@@ -90,15 +92,33 @@ def unskipped(name):
     return list(train(trainer, batches, STEPS))[-1].counters
 
 
-@pytest.mark.parametrize('name', WHERE)
-@settings(max_examples=4)
-@given(numbers=skip_numbers())
-def test_skipping_never_moves_more(name, numbers):
-  trainer, plain = start(recipe(), name, **numbers), unskipped(name)
-  with batches_for(trainer) as batches:
+def assert_moves_no_more(trainer, batches, plain):
+  with batches:
     skipped = list(train(trainer, batches, STEPS))[-1].counters
   for kind in ('rows_loaded', 'rows_stored', 'bytes_loaded', 'bytes_stored'):
     assert getattr(skipped, kind) <= getattr(plain, kind)
+
+
+@pytest.mark.parametrize('name', WHERE)
+@settings(max_examples=4)
+@given(numbers=skip_numbers())
+def test_a_chain_that_skips_never_moves_more(name, numbers):
+  trainer = start(recipe(), name, **numbers)
+  assert_moves_no_more(trainer, batches_for(trainer), unskipped(name))
+
+
+@pytest.mark.parametrize('name', WHERE)
+@settings(max_examples=4)
+@given(
+  target=st.sampled_from([0.1, 0.5, 0.9]),
+  lengths=st.tuples(*map(st.integers, (0, 1, 4, 12), (3, 4, 6, 20))),
+)
+def test_freezing_rows_never_moves_more(name, target, lengths):
+  of = recipe()._replace(row_optimizer=slip.rowwise_adagrad(0.05))
+  trainer = make_parts(of, WHERE[name], small.DENSE, 3, HOT)
+  skip = slip.Skip(target, 'stale', 'rows', Phases(*lengths), drop_of='hot')
+  batches = slipstream(trainer, source(), skip)
+  assert_moves_no_more(trainer, batches, unskipped(name))
 
 
 @pytest.mark.parametrize('placement', ['streamed', 'pinned'])
