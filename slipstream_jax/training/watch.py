@@ -280,8 +280,11 @@ def judge_of(
 
   @functools.partial(jax.jit, static_argnums=0)
   def start(rows: int) -> HotEntries:
-    state = chain.init(jnp.zeros((rows, dim), jnp.float32))
-    _, own = without_entries(layout, split(layout, state)[0])
+    # As `init` makes them. XLA would compute with its zeros as it compiles, for
+    # half a minute where there are many rows.
+    none = jnp.zeros(rows, jnp.int32)
+    snapshot = jnp.zeros((rows, dim), jnp.float32)
+    own = Entries(snapshot, none, jnp.zeros(rows, bool), none)
     return HotEntries(own, jnp.zeros(rows, jnp.float32))
 
   def updated(
@@ -296,7 +299,7 @@ def judge_of(
     others, _ = without_entries(layout, split(layout, chain.init(now))[0])
     leaves = with_entries(layout, others, moved)
     _, state = chain.update(
-      jnp.zeros_like(now),
+      lax.optimization_barrier(jnp.zeros_like(now)),  # see `start`
       join(layout, leaves, row_globals),
       now,
       batches_seen=jnp.float32(0),

@@ -14,7 +14,11 @@ from slipstream_jax.engine.planner import SETTLE
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.trainer_parts import make_parts, planned, slipstream
+from slipstream_jax.training.trainer_parts import (
+  make_parts,
+  planned,
+  slipstream,
+)
 from tests.support import small
 from tests.support.small import assert_same_bits, everything
 from tests.training.skip_chain import (
