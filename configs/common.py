@@ -210,7 +210,7 @@ def optimizers(
   """Adds section `optimizer`, for rows and for the model's parameters."""
   optimizer = config.optimizer = ConfigDict()
   # Names and arguments of row optimizers of slipstream_jax, or of optax. The
-  # last one may be ('skip_stale', {'threshold': ..., 'every': ..., ...}).
+  # last one may be skip_stale, with a threshold, every and window.
   optimizer.rows = rows
   # The same for the model's parameters, of optax, or shampoo or muon.
   optimizer.dense = dense
@@ -227,6 +227,9 @@ def hot_rows(config: ConfigDict, bytes: int, profile_examples: int) -> None:
   """Adds section `hot`: popular rows for skipping, pinning and caches."""
   hot = config.hot = ConfigDict()
   hot.bytes = bytes  # device memory for the popular rows
+  # Which rows are popular: those with most 'lookups', or, as in FAE, those with
+  # the largest 'share' of their table's lookups.
+  hot.cut = 'lookups'
   hot.profile_examples = profile_examples  # read first, to find those rows
 
 

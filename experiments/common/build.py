@@ -31,8 +31,8 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES, System, SYSTEMS
 from slipstream_jax.selection.hot import (
+  CUTS,
   hot_rows,
-  popular_rows,
   popular_rows_of_groups,
 )
 from slipstream_jax.selection.policies import POLICIES
@@ -159,7 +159,8 @@ def hot(
     rows = popular_rows_of_groups(counts, tables, rooms)
   else:
     sizes = compiled_of(recipe).row_bytes_by_table()
-    rows = popular_rows(counts, config.hot.bytes, sizes, tables.offsets)
+    cut = choose(CUTS, config.hot.cut, 'config.hot.cut')
+    rows = cut(counts, config.hot.bytes, sizes, tables.offsets)
   return hot_rows(rows, tables.num_rows)
 
 

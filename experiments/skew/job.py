@@ -8,9 +8,10 @@ import numpy as np
 from experiments.bench.runner import Item
 from experiments.common.progress import Bar
 from slipstream_jax.errors import choose
-from slipstream_jax.selection.hot import access_counts, hot_rows
+from slipstream_jax.selection.hot import access_counts, hot_rows, rows_by_share
 from slipstream_jax.synthetic.proxies import PROXIES, Proxy
 from slipstream_jax.synthetic.stream import PROFILE_START, TEST_START
+from slipstream_jax.tables import offsets
 from slipstream_jax.types import Lookups
 
 PUBLISHED = {n: p for n, p in PROXIES.items() if p.hot_bytes is not None}
@@ -27,6 +28,8 @@ class Skew(NamedTuple):
   """Share of all rows that is hot; at most the budget."""
   hot_examples: float
   """Share of other examples that look up hot rows only."""
+  by_share: float
+  """The same, where rows are cut by their share of a table's lookups."""
 
 
 def compare(bar: Bar, proxy: list[str], seed: int) -> Iterator[Item]:
@@ -77,12 +80,17 @@ def measured(
   # A proxy's row numbers are ranks, so ties must not be broken by them.
   rows = rows[np.random.default_rng(proxy.spec.seed).permutation(len(rows))]
   rows = rows[np.argsort(-counts[rows], kind='stable')]
-  hot = hot_rows(rows[: proxy.hot_rows], num_rows)
+  by_share = rows_by_share(counts, proxy.hot_rows, 1, offsets(proxy.spec.rows))
+  hots = [hot_rows(r, num_rows) for r in (rows[: proxy.hot_rows], by_share)]
   shares = []
   for lookups in parts(TEST_START, judged):
-    places = hot.places(lookups).reshape(len(lookups), -1)
-    shares.append((places.max(axis=1) < len(hot.rows)).mean())
-  return Skew(len(hot.rows) / num_rows, float(np.mean(shares)))
+    most = [
+      hot.places(lookups).reshape(len(lookups), -1).max(1) for hot in hots
+    ]
+    shares.append(
+      [(m < len(hot.rows)).mean() for m, hot in zip(most, hots, strict=True)]
+    )
+  return Skew(len(hots[0].rows) / num_rows, *np.mean(shares, 0).tolist())
 
 
 def lookups_of(
@@ -96,8 +104,13 @@ def lookups_of(
 
 def lines_of(name: str, proxy: Proxy, skew: Skew) -> Iterator[dict[str, Any]]:
   """Yields measured and published shares, and differences in points."""
-  for of in ('bytes', 'examples'):
-    ours, paper = (getattr(x, f'hot_{of}') for x in (skew, proxy))
+  examples: Any = proxy.hot_examples
+  shares: list[tuple[str, float, Any]] = [
+    ('bytes', skew.hot_bytes, proxy.hot_bytes),
+    ('examples', skew.hot_examples, examples),
+    ('examples, cut by share', skew.by_share, examples),
+  ]
+  for of, ours, paper in shares:
     row = {'proxy': name, 'ranked on': proxy.profile_examples}
     row |= {'hot': of, 'share': ours, 'paper share': paper}
     yield {**row, 'points': f'{100 * (ours - paper):+.1f}'}

@@ -151,8 +151,8 @@ def zeros(size: int, like: RowBlock, sharding: Any = None) -> RowBlock:
   """Returns rows of zeros [size, ...] with the dtypes and shapes of `like`."""
   leaves, form = jax.tree.flatten(like)
   shapes = tuple(((size, *leaf.shape[1:]), leaf.dtype) for leaf in leaves)
-  made: RowBlock = jax.tree.unflatten(form, _zeros(shapes, sharding)())
-  return made
+  block: RowBlock = jax.tree.unflatten(form, _zeros(shapes, sharding)())
+  return block
 
 
 @functools.cache

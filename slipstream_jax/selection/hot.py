@@ -120,6 +120,47 @@ def _check_room(budget_bytes: int, row_bytes: int) -> None:
     )
 
 
+def rows_by_share(
+  counts: Integer[np.ndarray, ' N'],
+  budget_bytes: int,
+  row_bytes: int | Sequence[int],
+  offsets: Int[np.ndarray, ' tables_and_1'],
+) -> Int[np.ndarray, ' H']:
+  """Returns the rows with at least some share of their table's lookups.
+
+  It is the smallest share whose rows fit the budget, so rows of equal share are
+  all hot, or none is. This is the cut of FAE (arXiv 2103.00686).
+  `popular_rows` compares lookups of all tables instead.
+
+  The arguments, the result's order and the errors are those of `popular_rows`,
+  but for ties at the cut.
+  """
+  sizes = np.broadcast_to(np.asarray(row_bytes), len(offsets) - 1)
+  _check_room(budget_bytes, int(sizes.min()))
+  totals = np.add.reduceat(counts, offsets[:-1], dtype=np.int64)
+  rows = np.flatnonzero(counts > 0)
+  table = np.searchsorted(offsets, rows, side='right') - 1
+  shares = counts[rows] / totals[table]
+  order = np.argsort(-shares, kind='stable')
+  ranked = -shares[order]
+  ends = np.cumsum(sizes[table[order]])
+  fitting = int(np.searchsorted(ends, budget_bytes, side='right'))
+  if fitting < len(order):
+    fitting = int(np.searchsorted(ranked, ranked[fitting]))
+  if not fitting:
+    raise UserError(
+      'the rows of the largest share of lookups must fit the budget',
+      got=f'{budget_bytes} bytes, and {len(order)} rows that were looked up',
+      where='rows_by_share, budget_bytes',
+      hint='raise the budget, or count the lookups of more examples',
+    )
+  return rows[order[:fitting]]
+
+
+CUTS = {'lookups': popular_rows, 'share': rows_by_share}
+"""Ways to choose hot rows: by lookups, or by the share of a table's lookups."""
+
+
 def popular_rows_of_groups(
   counts: Integer[np.ndarray, ' N'], tables: TableSet, rooms: Sequence[int]
 ) -> Int[np.ndarray, ' H']:

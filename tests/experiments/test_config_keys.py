@@ -41,6 +41,7 @@ BAD = {
   'optimizer.dense': (('adamm', {}),),
   'optimizer.cycles': -1,
   'hot.bytes': 0,
+  'hot.cut': 'size',
   'hot.profile_examples': 0,
   'skip.mode': 'example',
   'skip.policy': 'surprising',

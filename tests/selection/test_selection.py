@@ -19,6 +19,7 @@ from slipstream_jax.selection.hot import (
   hot_rows,
   popular_rows,
   popular_rows_of_groups,
+  rows_by_share,
 )
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.selection.staleness import (
@@ -92,6 +93,39 @@ def test_rows_of_unlike_sizes_are_ranked_by_uses_per_byte(
       popular_rows(counts, budget, sizes, starts)
     return
   assert popular_rows(counts, budget, sizes, starts).tolist() == expected
+
+
+@given(
+  counts=hnp.arrays(np.int32, N, elements=st.integers(0, 4)),
+  sizes=st.lists(
+    st.sampled_from([1, 2, 8]),
+    min_size=len(TABLE_ROWS),
+    max_size=len(TABLE_ROWS),
+  ),
+  budget=st.integers(1, 60),
+)
+def test_rows_by_share_equal_those_above_the_smallest_that_fits(
+  counts, sizes, budget
+):
+  starts = offsets(TABLE_ROWS)
+  share, size_of = {}, {}
+  for row in np.flatnonzero(counts).tolist():
+    table = int((starts[1:] <= row).sum())
+    total = int(counts[starts[table] : starts[table + 1]].sum())
+    share[row] = fractions.Fraction(int(counts[row]), total)
+    size_of[row] = sizes[table]
+  best = []
+  for least in sorted({*share.values()}):
+    hot = [row for row in share if share[row] >= least]
+    if sum(size_of[row] for row in hot) <= budget:
+      best = hot
+      break
+  if not best:
+    with pytest.raises(UserError):
+      rows_by_share(counts, budget, sizes, starts)
+    return
+  rows = rows_by_share(counts, budget, sizes, starts).tolist()
+  assert rows == sorted(best, key=lambda row: (-share[row], row))
 
 
 @given(

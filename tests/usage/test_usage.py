@@ -25,6 +25,7 @@ from slipstream_jax.placement import EVICTIONS, PLACEMENTS
 from slipstream_jax.schedules.settings import MODES, OF
 from slipstream_jax.schedules.systems import SYSTEMS
 from slipstream_jax.scoring.base import SCORERS
+from slipstream_jax.selection.hot import CUTS
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store.tiered import STORES
 from slipstream_jax.synthetic.proxies import PROXIES
@@ -98,6 +99,7 @@ def test_every_key_is_explained(module):
 CHOICES = {
   'cache.eviction': EVICTIONS,
   'exchange': EXCHANGES,
+  'hot.cut': CUTS,
   'checkpoint.codec': CODECS,
   'checkpoint.on_error': ON_ERROR,
   'checkpoint.policy': CHECKPOINT_POLICIES,
