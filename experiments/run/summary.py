@@ -419,12 +419,16 @@ def figures(summary: dict[str, Any]) -> dict[str, Any]:
   }
   if RECALL in summary:
     quality = {'recall at 10': summary[RECALL], 'NDCG at 10': summary[NDCG]}
+  exchanged = {}
+  if nbytes := summary.get('bytes_exchanged'):
+    exchanged = {'bytes between devices': nbytes}
   return {
     **quality,
     'examples per s': summary['examples_per_s'],
     'time': f'{summary["seconds"]:,.1f} s training, {compiling}',
     'examples left out': left_out,
     'bytes moved': moved,
+    **exchanged,
     'peak memory': report.size(summary['peak_rss_bytes']),
   }
 
@@ -445,7 +449,8 @@ def draw_curve(
     loss, key, axis = 'softmax loss over the batch', RECALL, 'recall at 10'
     last = f'{summary[RECALL]:.4f}'
   title = 'training loss'
-  if POLICIES.get(summary['skip_policy'], RANDOM).correction == 'offset':
+  policy = POLICIES.get(summary['skip_policy'], RANDOM)
+  if policy.correction == 'offset' and summary['examples_dropped']:
     title += ' of the examples kept, which are hard ones'
   left.set(title=title, xlabel=_TRAINED, ylabel=loss)
   curve = _points(lines, 'eval', key)
