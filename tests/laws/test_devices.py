@@ -312,7 +312,8 @@ def test_a_chain_that_skips_is_resumed_on_other_devices(
 ):
   """In the midst of its second window."""
   with chained(before, 'streamed', 'hot', 26) as first:
-    assert any(one.stale.any() for one in first.parts.whole_state.entries)
+    entries = first.parts.whole_state.entries
+    assert any(one.own.stale.any() for one in entries)
     first.save(tmp_path)
   with chained(after, 'pinned', 'hot', 3) as trainer:
     trainer.restore(tmp_path)

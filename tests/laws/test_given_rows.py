@@ -94,7 +94,7 @@ def test_no_placement_changes_a_number_of_rows_that_a_chain_freezes():
     trainer, losses = run('given', 'none', (18, 29), 42, **how)
     with trainer:
       entries = trainer.parts.state.entries
-      assert any(np.asarray(one.stale).any() for one in entries)
+      assert any(np.asarray(one.own.stale).any() for one in entries)
       runs[placing] = everything(trainer), losses
   small.assert_same_bits([runs['streamed']] * len(runs), [*runs.values()])
 
