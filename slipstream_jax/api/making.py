@@ -214,7 +214,7 @@ class Maker:
       tables, grown = parts.recipe.tables, parts.grown
       rows, vectors = vectors_for(tables, table, ids, values, given, grown)
       with held(), parts.changing('a change of rows'):
-        parts.engine.set_rows(table, rows, vectors)
+        parts.set_rows(table, rows, vectors)
 
     self.turns.run(put)
 

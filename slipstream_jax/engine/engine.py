@@ -138,13 +138,15 @@ class Engine:
 
   def set_rows(
     self, table: str, rows: RowIds, values: Shaped[np.ndarray, 'U _D']
-  ) -> None:
+  ) -> tuple[int, RowIds]:
     """Sets unique rows of a table, between two steps.
 
-    See `GroupRows.set_rows`.
+    See `GroupRows.set_rows`. Returns the number of their group, and the rows
+    as they are numbered there.
     """
     group, start = self._place_of(table)
     group.set_rows(rows + start, values)
+    return self.groups.index(group), rows + start
 
   def _place_of(self, table: str) -> tuple[GroupRows, int]:
     """Returns the group of a table, and the table's first row in it."""

@@ -401,7 +401,7 @@ def _over_parts(
   assert trainer.over is not None
   step = trainer.programs.over(devices, trainer.over)
   inputs = step.inputs(item, on_device(item.batch))
-  state = _reset_entries(trainer, _settled(trainer), item)
+  state = _reset_entries(trainer, trainer.settled(), item)
   seen = devices.whole(batches_seen)
   watched, entries, frozen = state.watch, state.entries, None
   hot, layouts = trainer.hot_of_lanes, trainer.programs.layouts
@@ -424,23 +424,6 @@ def _over_parts(
     own = tuple(block.rows for block in blocks)
     watched = hot.call(watch.after, watched, index, own, touched)
   return state._replace(watch=watched, entries=entries), blocks, loss
-
-
-def _settled(trainer: TrainerParts) -> TrainState:
-  """Returns the state where it is trained, on one device or all.
-
-  With several devices, a new or restored one is on the first.
-  """
-  devices, hot = trainer.engine.devices, trainer.hot_of_lanes
-  if devices is None:
-    return trainer.state
-  if hot is not None:
-    trainer.state = trainer.state._replace(
-      watch=hot.spread(trainer.state.watch),
-      entries=hot.spread(trainer.state.entries),
-    )
-  trainer.state = devices.settled(trainer.state)
-  return trainer.state
 
 
 def _reset_entries(
@@ -550,7 +533,7 @@ def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
       _watch(trainer, watch.opened)
       return
     masks = stale_by_group(edge.stale, engine.hot_of_groups)
-    hot, state = trainer.hot_of_lanes, _settled(trainer)
+    hot, state = trainer.hot_of_lanes, trainer.settled()
     stale = to_device(tuple(masks)) if hot is None else hot.masks(masks)
     assert state.watch is not None  # a schedule with edges has started it
     frozen = watch.freeze(state.watch, stale)
@@ -562,7 +545,7 @@ def _watch(
 ) -> None:
   """Changes the watches, which are donated, at the edge of a window."""
   with trainer.changing('the edge of a window'):
-    hot, state = trainer.hot_of_lanes, _settled(trainer)
+    hot, state = trainer.hot_of_lanes, trainer.settled()
     assert state.watch is not None
     one = change if hot is None else functools.partial(hot.call, change)
     trainer.state = state._replace(watch=one(state.watch))
@@ -576,7 +559,7 @@ def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
   if not (closes or opens):
     return
   with _timed(trainer), trainer.changing('the edge of a window'):
-    hot, state = trainer.hot_of_lanes, _settled(trainer)
+    hot, state = trainer.hot_of_lanes, trainer.settled()
     entries = list(state.entries)
     for group in (*closes, *opens):
       judge = trainer.programs.judges[group]

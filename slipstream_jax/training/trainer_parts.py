@@ -60,7 +60,7 @@ from slipstream_jax.training.divided import (
 )
 from slipstream_jax.training.loss_kinds import is_logistic, kinds_of, LossKind
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
-from slipstream_jax.types import Batch, HotRows, RowChange, RowIds
+from slipstream_jax.types import Array, Batch, HotRows, RowChange, RowIds
 from slipstream_jax.vocabulary.growing import Position
 
 GivenVectors = tuple[RowIds, np.ndarray]
@@ -128,6 +128,39 @@ class TrainerParts:
     return state._replace(
       watch=hot.collected(hot.spread(state.watch)),
       entries=hot.collected(hot.spread(state.entries)),
+    )
+
+  def settled(self) -> TrainState:
+    """Returns the state where it is trained, on one device or on all.
+
+    With several devices, a new or restored one is on the first.
+    """
+    devices, hot = self.engine.devices, self.hot_of_lanes
+    if devices is None:
+      return self.state
+    if hot is not None:
+      self.state = self.state._replace(
+        watch=hot.spread(self.state.watch),
+        entries=hot.spread(self.state.entries),
+      )
+    self.state = devices.settled(self.state)
+    return self.state
+
+  def set_rows(self, table: str, rows: RowIds, values: Array) -> None:
+    """Sets unique rows of a table, between two steps. See `Engine.set_rows`.
+
+    No open window will call them stale.
+    """
+    number, own = self.engine.set_rows(table, rows, values)
+    hot = self.engine.hot_of_groups[number]
+    if hot is None or not (self.state.watch or self.state.entries):
+      return
+    places = hot.places(own)
+    places = places[places < len(hot.rows)]
+    state, lanes = self.settled(), self.hot_of_lanes
+    self.state = state._replace(
+      watch=watch.set_by_hand(state.watch, number, places, lanes),
+      entries=watch.set_by_hand(state.entries, number, places, lanes),
     )
 
   def moved(self) -> RowChange:

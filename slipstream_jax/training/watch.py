@@ -28,6 +28,7 @@ import numpy as np
 import optax
 
 from slipstream_jax.distributed.lanes import places_by_lane
+from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.mesh import AXIS, Devices, SPLIT, WHOLE
 from slipstream_jax.engine.planner import Windows
@@ -178,8 +179,8 @@ def before(
     if not len(skip.stale):  # a group without hot rows has nothing to look into
       return watch, jnp.zeros(len(index), bool)
     at = _inside(index, watch)
-    known = skip.change.at[at].get(mode='fill', fill_value=0) >= 0
-    new = jnp.where(known, len(skip.stale), at)
+    is_new = skip.change.at[at].get(mode='fill', fill_value=0) < 0
+    new = jnp.where(is_new, at, len(skip.stale))
     snapshot = skip.snapshot.at[new].set(rows, mode='drop')
     frozen = skip.stale.at[at].get(mode='fill', fill_value=False)
     return watch._replace(skip=skip._replace(snapshot=snapshot)), frozen
@@ -374,12 +375,13 @@ class HotOfLanes:
     local: np.ndarray = self._local[group][places]
     return local
 
-  def index_in_lanes(self, group: int, places: np.ndarray) -> np.ndarray:
+  def index_in_lanes(self, group: int, places: np.ndarray) -> jax.Array:
     """Returns per lane the places there of some hot rows, i32[W * n]."""
     size, local = bucket(len(places), 16), self._local[group]
     out = np.full((self._devices.lanes, size), local[-1], np.int32)
     out[self._lane[group][places], np.arange(len(places))] = local[places]
-    return out.reshape(-1)
+    index: jax.Array = self._devices.split(out.reshape(-1))
+    return index
 
   def spread(self, known: Any) -> Any:
     """Returns what is known of all hot rows, in their order, on their devices.
@@ -401,10 +403,13 @@ class HotOfLanes:
     return split
 
   def call(
-    self, function: Callable[..., Any], watches: Watches, *of_step: Any
+    self, function: Callable[..., Any], known: Any, *arguments: Any
   ) -> Any:
-    """Runs a function that changes watches on each device. Donates them."""
-    return self._devices.run(function, watches, *of_step, donate=(0,))
+    """Runs a function on each device that changes what is known there.
+
+    It donates that. The arguments are split.
+    """
+    return self._devices.run(function, known, *arguments, donate=(0,))
 
   def collected(self, known: Any) -> Any:
     """Returns parts of what `spread` gave, in the order of the hot rows."""
@@ -451,7 +456,7 @@ class HotOfLanes:
     places: np.ndarray,
   ) -> HotEntries:
     """Runs `Judge.reset` on each device, given places among all hot rows."""
-    own = self._devices.split(self.index_in_lanes(group, places))
+    own = self.index_in_lanes(group, places)
     reset: HotEntries = self._devices.run(
       judge.reset, entries, row_globals, own, whole=(1,)
     )
@@ -523,6 +528,44 @@ def detach(
     some.append(own)
   put = _put if hot is None else hot.put
   return tuple(rows), put(entries, row_index, tuple(some))
+
+
+def set_by_hand(
+  known: Any, group: int, places: np.ndarray, hot: HotOfLanes | None = None
+) -> Any:
+  """Returns watches or entries after hot rows were set between two steps.
+
+  They have moved by NaN from their snapshots, so no window calls them stale.
+  """
+  if not known or known[group] is None or not len(places):
+    return known
+  one: Any = known[group]
+  own: Any = one.skip if isinstance(one, Watch) else one.own
+  pair = own.snapshot, (own if isinstance(one, Watch) else one).change
+  if hot is None:
+    size = bucket(len(places), 16)
+    index = to_device(apply.padded(places, len(pair[1]), size))
+    snapshot, change = _displaced(pair, index)
+  else:
+    index = hot.index_in_lanes(group, places)
+    snapshot, change = hot.call(_displaced, pair, index)
+  own = own._replace(snapshot=snapshot)
+  if isinstance(one, Watch):
+    one = one._replace(skip=own._replace(change=change))
+  else:
+    one = HotEntries(own, change)
+  return (*known[:group], one, *known[group + 1 :])
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _displaced(
+  pair: tuple[jax.Array, jax.Array], index: Int[jax.Array, ' n']
+) -> tuple[jax.Array, jax.Array]:
+  snapshot, change = pair
+  return (
+    snapshot.at[index].set(jnp.nan, mode='drop'),
+    change.at[index].set(jnp.nan, mode='drop'),
+  )
 
 
 @jax.jit

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.engine.planner import SETTLE
+from slipstream_jax.engine.planner import SETTLE, Slices
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import take_step, train
@@ -32,6 +32,7 @@ from tests.training.skip_chain import (
   source,
   start,
   WHERE,
+  with_numbers,
 )
 
 STEPS, EVERY = 42, NUMBERS['every']
@@ -192,6 +193,35 @@ def test_a_row_that_gets_another_id_is_not_stale(least):
     if expected is None:
       expected = found
     assert_same_bits(expected, found)
+
+
+@pytest.mark.parametrize('over', [None, Slices(2, 8)], ids=['one', 'two'])
+@pytest.mark.parametrize('how', ['chain', 'rows'])
+def test_a_row_that_is_set_in_a_window_is_not_stale(how, over):
+  """By hand, and not used again; all others that were touched are."""
+  of, skip = recipe(), slip.Skip(mode='rows', threshold=1e9, policy='stale')
+  if how == 'rows':
+    of = of._replace(row_optimizer=slip.rowwise_adagrad(0.05))
+  trainer = make_parts(of, 'streamed', small.DENSE, 3, HOT, over=over)
+  if how == 'chain':
+    trainer.state = with_numbers(of, trainer.state, {'threshold': 1e9})
+    batches = batches_for(trainer)
+  else:
+    skip = skip._replace(phases=Phases(8, 4, 1, 40))
+    batches = slipstream(trainer, source(), skip)
+  name, size = next(iter(small.SIZES.items()))
+  some = HOT.rows[HOT.rows < size][::2]
+  with batches:
+    list(train(trainer, batches, 11))
+    trainer.set_rows(name, some, np.ones((len(some), 8), np.float32))
+    used = np.concatenate([p.rows for p in batches.peek().plans])
+    list(train(trainer, batches, 4))
+  state = trainer.whole_state
+  (one,) = state.entries or (w.skip for w in state.watch)
+  stale = np.asarray(one.own.stale if how == 'chain' else one.stale)
+  assert not stale[HOT.places(some)].any()
+  assert stale.sum() > 20
+  assert not np.isin(some, used).all()
 
 
 @pytest.mark.parametrize('some', [False, True], ids=['hot', 'some_hot'])
