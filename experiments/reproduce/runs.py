@@ -307,13 +307,13 @@ def _row_changes(case: Case, tell: Tell) -> list[Row]:
   changes: list[Row] = []
 
   def watch(trainer: TrainerParts, step: int) -> None:
-    engine: Any = trainer.engine
-    (hot,) = engine.hot_rows_now()  # models here have one group
-    rows = to_host(_take(hot, to_device(picked)))
+    (group,), hot = trainer.engine.groups, case.hot  # models have one group
+    # Pinned rows are in the order of the hot ones.
+    rows = to_host(_take(group.kept.block.rows, to_device(picked)))
     starts.append(rows)
     for at, row, start in zip(picked, rows, starts[0], strict=True):
       change = float(np.abs(row - start).max())
-      number = int(engine.hot.rows[at])
+      number = int(hot.rows[at])
       changes.append({'row': number, 'batch': step, 'change': change})
 
   train_and_score(case, config, tell, watch=watch)
