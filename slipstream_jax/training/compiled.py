@@ -169,7 +169,7 @@ class CompiledFunctions:
       if rows != 'stream':  # where the rows are
         watched, row_index = to_cpu((watched, row_index))
       own = tuple(block.rows for block in blocks)
-      watched, frozen = watch.before(watched, row_index, own)
+      snapshots, frozen = watch.before(watched, row_index, own)
     else:
       no_row: Callable[[int], Any] = self._no_row
       if rows != 'stream':  # the host needs the mask
@@ -191,7 +191,7 @@ class CompiledFunctions:
       blocks, entries = watch.detach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
       own = tuple(block.rows for block in blocks)
-      watched = watch.after(watched, row_index, own, touched)
+      watched = watch.after(watched, row_index, snapshots, own, touched)
     return state._replace(watch=watched, entries=entries), blocks, loss
 
   def _reset_entries(

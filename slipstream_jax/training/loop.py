@@ -411,9 +411,8 @@ def _over_parts(
   if entries:
     blocks, frozen = watch.attach(layouts, blocks, entries, index, hot)
   elif watched is not None:
-    assert hot is not None
     own = tuple(block.rows for block in blocks)
-    watched, frozen = hot.call(watch.before, watched, index, own)
+    snapshots, frozen = devices.run(watch.before, watched, index, own)
   state, blocks, loss, touched = step(
     state._replace(watch=None, entries=()), blocks, inputs, seen, frozen
   )
@@ -422,7 +421,7 @@ def _over_parts(
   elif watched is not None:
     assert hot is not None
     own = tuple(block.rows for block in blocks)
-    watched = hot.call(watch.after, watched, index, own, touched)
+    watched = hot.call(watch.after, watched, index, snapshots, own, touched)
   return state._replace(watch=watched, entries=entries), blocks, loss
 
 

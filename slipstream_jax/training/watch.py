@@ -162,58 +162,69 @@ def joined(moved: tuple[RowChange, ...]) -> RowChange:
   return RowChange(*(jnp.concatenate(c) for c in zip(*moved, strict=True)))
 
 
-@functools.partial(jax.jit, donate_argnums=0)
+@jax.jit
 def before(
   watches: Watches, row_index: RowIndices, rows: RowsOfGroups
-) -> tuple[Watches, Masks]:
-  """Returns the watches with the snapshots of a step's rows, and masks.
+) -> tuple[RowsOfGroups, Masks]:
+  """Returns per group the snapshots of a step's rows, and which are frozen.
 
-  The masks have per group which of the rows are frozen. The place of a row
-  among its group's hot ones is out of range if it is cold.
+  A row that no step had since the window opened is its own snapshot. The place
+  of a row among its group's hot ones is out of range if it is cold.
   """
 
   def look(
     watch: Watch, index: jax.Array, rows: jax.Array
-  ) -> tuple[Watch, jax.Array]:
+  ) -> tuple[jax.Array, jax.Array]:
     skip = watch.skip
     if not len(skip.stale):  # a group without hot rows has nothing to look into
-      return watch, jnp.zeros(len(index), bool)
+      # Not the rows themselves, which the step donates.
+      return jnp.zeros_like(rows), jnp.zeros(len(index), bool)
     at = _inside(index, watch)
     is_new = skip.change.at[at].get(mode='fill', fill_value=0) < 0
-    new = jnp.where(is_new, at, len(skip.stale))
-    snapshot = skip.snapshot.at[new].set(rows, mode='drop')
-    frozen = skip.stale.at[at].get(mode='fill', fill_value=False)
-    return watch._replace(skip=skip._replace(snapshot=snapshot)), frozen
+    snapshot = skip.snapshot.at[at].get(mode='fill', fill_value=0)
+    snapshot = jnp.where(is_new[:, None], rows, snapshot)
+    return snapshot, skip.stale.at[at].get(mode='fill', fill_value=False)
 
   of_groups = zip(watches, row_index, rows, strict=True)
-  looked, frozen = zip(*(look(*one) for one in of_groups), strict=True)
-  return looked, frozen
+  snapshots, frozen = zip(*(look(*one) for one in of_groups), strict=True)
+  return snapshots, frozen
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def after(
-  watches: Watches, row_index: RowIndices, rows: RowsOfGroups, touched: Masks
+  watches: Watches,
+  row_index: RowIndices,
+  snapshots: RowsOfGroups,
+  rows: RowsOfGroups,
+  touched: Masks,
 ) -> Watches:
   """Returns the watches after a step on these rows, of which some were touched.
 
-  Touches are counted, and it is noted how far each row has moved.
+  Touches are counted, and it is noted how far each row is from its snapshot,
+  which `before` has returned.
   """
 
   def note(
-    watch: Watch, index: jax.Array, rows: jax.Array, touched: jax.Array
+    watch: Watch,
+    index: jax.Array,
+    snapshot: jax.Array,
+    rows: jax.Array,
+    touched: jax.Array,
   ) -> Watch:
     skip = watch.skip
     if not len(skip.stale):
       return watch
     at = _inside(index, watch)
-    moved = row_change(
-      rows, skip.snapshot.at[at].get(mode='fill', fill_value=0)
+    moved = row_change(rows, snapshot)
+    return watch._replace(
+      skip=skip._replace(
+        snapshot=skip.snapshot.at[at].set(snapshot, mode='drop'),
+        change=skip.change.at[at].set(moved, mode='drop'),
+        touches=skip.touches.at[at].add(touched, mode='drop'),
+      )
     )
-    change = skip.change.at[at].set(moved, mode='drop')
-    touches = skip.touches.at[at].add(touched.astype(jnp.int32), mode='drop')
-    return watch._replace(skip=skip._replace(change=change, touches=touches))
 
-  of_groups = zip(watches, row_index, rows, touched, strict=True)
+  of_groups = zip(watches, row_index, snapshots, rows, touched, strict=True)
   return tuple(note(*one) for one in of_groups)
 
 

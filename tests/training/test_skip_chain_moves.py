@@ -224,6 +224,50 @@ def test_a_row_that_is_set_in_a_window_is_not_stale(how, over):
   assert not np.isin(some, used).all()
 
 
+@pytest.mark.parametrize('at', [9, 12, 15])
+def test_a_watch_survives_a_step_that_fails(at, monkeypatch):
+  """In a window, after it, and while rows stand still."""
+  of = recipe()._replace(row_optimizer=slip.rowwise_adagrad(0.05))
+  skip = slip.Skip(0.9, 'stale', 'rows', Phases(8, 4, 1, 40), drop_of='hot')
+  runs = []
+  for fails in (False, True):
+    trainer = make_parts(of, 'streamed', small.DENSE, 3, HOT)
+    with slipstream(trainer, source(), skip) as batches:
+      list(train(trainer, batches, at))
+      if fails:
+        with monkeypatch.context() as patch:
+          patch.setattr(trainer.programs, 'step', lambda *_: 1 / 0)
+          with pytest.raises(ZeroDivisionError):
+            list(train(trainer, batches, 1))
+      list(train(trainer, batches, 25 - at))
+    assert trainer.engine.groups[0].frozen.sum() > 20
+    runs.append((everything(trainer), trainer.engine.counters))
+  assert_same_bits(runs[0][0], runs[1][0])
+  assert runs[0][1] == runs[1][1]
+
+
+def test_a_group_without_hot_rows_is_not_watched():
+  tables = slip.TableSet(
+    {
+      name: slip.Table(
+        size, 8, optimizer=slip.sgd(0.05) if size == 50 else None
+      )
+      for name, size in small.SIZES.items()
+    },
+    {},
+  )
+  of = recipe()._replace(tables=tables, row_optimizer=slip.rowwise_adagrad(0.1))
+  hot = hot_rows(HOT.rows[HOT.rows >= 50], sum(small.ROWS))
+  skip = slip.Skip(0.9, 'stale', 'rows', Phases(8, 4, 1, 40), drop_of='hot')
+  runs = []
+  for name in ('resident', 'streamed'):
+    trainer = make_parts(of, WHERE[name], small.DENSE, 3, hot)
+    with slipstream(trainer, source(), skip) as batches:
+      list(train(trainer, batches, 20))
+    runs.append(everything(trainer))
+  assert_same_bits(*runs)
+
+
 @pytest.mark.parametrize('some', [False, True], ids=['hot', 'some_hot'])
 def test_groups_have_windows_of_their_own(some):
   chains = [

@@ -50,7 +50,7 @@ def test_a_watch_equals_the_simulator(seed, past):
       (place[leaf], np.append(update, np.ones((1, DIM), np.float32), 0)[leaf])
     )
     now = jax.device_put(padded[leaf])
-    watched, (still,) = watch.before(watched, (row_index,), (now,))
+    snapshots, (still,) = watch.before(watched, (row_index,), (now,))
     still = device_get(still)
     assert not still[len(used) :].any()
     moving = used[~still[: len(used)]]
@@ -58,7 +58,7 @@ def test_a_watch_equals_the_simulator(seed, past):
     padded[:ROWS] = table
     then = jax.device_put(padded[leaf])
     masks = (touched_rows(grads),)
-    watched = watch.after(watched, (row_index,), (then,), masks)
+    watched = watch.after(watched, (row_index,), snapshots, (then,), masks)
     whole.step(update[hot])
     np.testing.assert_array_equal(
       device_get(watched[0].skip.stale), whole.stale
