@@ -608,7 +608,15 @@ def _put(
   def put(
     one: HotEntries, at: jax.Array, new: Entries, rows: jax.Array
   ) -> HotEntries:
-    moved = row_change(rows, new.snapshot)
+    if not len(one.change):
+      return one
+    as_of = one.own.as_of.at[at].get(mode='fill', fill_value=_NEVER)
+    # A step that changed nothing, as its loss was not finite, is not noted.
+    moved = jnp.where(
+      new.as_of == as_of,
+      one.change.at[at].get(mode='fill', fill_value=0),
+      row_change(rows, new.snapshot),
+    )
     change = one.change.at[at].set(moved, mode='drop')
     return HotEntries(entries_after(one.own, at, new), change)
 

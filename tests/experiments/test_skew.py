@@ -24,8 +24,14 @@ def test_the_skew_is_the_published_one(name, seed):
   found = skew.measured(own)
   assert found.hot_bytes == pytest.approx(proxy.hot_bytes, abs=0.03)
   assert found.hot_examples == pytest.approx(proxy.hot_examples, abs=0.03)
-  _, row = skew.lines_of(name, own, found)
+  _, row, other = skew.lines_of(name, own, found)
   assert (row['hot'], row['share']) == ('examples', found.hot_examples)
+  assert (other['hot'], other['share']) == (
+    'examples, cut by share',
+    found.by_share,
+  )
+  # For as many rows, ranking all tables together covers as many examples.
+  assert found.by_share <= found.hot_examples + 0.001
 
 
 @pytest.mark.parametrize('name', ['avazu', 'taobao'])

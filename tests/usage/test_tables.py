@@ -71,7 +71,9 @@ def test_of_skew():
   lines = [
     line
     for name, proxy in skew.PUBLISHED.items()
-    for line in skew.lines_of(name, proxy._replace(**many), skew.Skew(1.0, 1.0))
+    for line in skew.lines_of(
+      name, proxy._replace(**many), skew.Skew(1.0, 1.0, 1.0)
+    )
   ]
   assert_fits(report.table('', lines))
 
