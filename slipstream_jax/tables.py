@@ -145,8 +145,6 @@ class Group(NamedTuple):
   group."""
   num_rows: int
   """N_g, rows of its tables in total."""
-  owner: int = 0
-  """Number of the process whose devices train the rows. There is only one."""
 
 
 _COUNT = 'count the rows, elements or lookups again'

@@ -666,12 +666,13 @@ class Trainer:
       self.parts.check_consistent()
       facts = facts_of(given, self.parts)
       how, engine = (dtype, batch_sizes, platforms), self.parts.engine
-      engine.share_rows()
-      try:
-        if engine.is_first:
+      if engine.is_first:
+        try:
           write_export(self.parts, path, facts, *how)
-      finally:
-        engine.meet()
+        finally:
+          engine.meet()
+      else:
+        engine.follow()
 
     self._maker.turns.run(write)
 

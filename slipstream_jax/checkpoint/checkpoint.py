@@ -8,9 +8,10 @@ are functions of the seed.
 
 import contextlib
 import functools
+import json
 import os
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slipstream_jax.checkpoint.chain import (
   Chain,
@@ -33,8 +34,11 @@ from slipstream_jax.checkpoint.policies import Saving
 from slipstream_jax.checkpoint.restore import Position, restore
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.checkpoint.save import (
+  identities,
   is_same,
+  known_by,
   Maintenance,
+  Start,
   token_of,
   Writer,
   WRITTEN_WHOLE,
@@ -48,10 +52,13 @@ from slipstream_jax.checkpoint.state import (
   WHOLE,
 )
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.engine.mesh import words_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training.trainer_parts import TrainerParts
 
+_OTHERS_S = 10.0
+"""Seconds that the first process waits for the rows of others as it ends."""
 __all__ = ['Checkpoints', 'Position', 'Saving', 'Totals']
 
 
@@ -116,6 +123,7 @@ class Checkpoints:
     self._place = open_place(folder)
     self.maintenance = Maintenance(self._place, self._saving)
     self._writer: Writer | None = None
+    self._closing = False
     self._chain: Chain = ()
     self._search: tuple[tuple[int | None, bool], Search] | None = None
     self._schedule: StoredPosition | None = None
@@ -133,7 +141,7 @@ class Checkpoints:
     """Saves everything of this moment, once the checkpoint before is written.
 
     Saving the same moment again does nothing. Of several processes, all must
-    call it, and the first one writes.
+    call it, and each writes its rows.
 
     Args:
       trainer: its state, rows and counters are saved.
@@ -158,33 +166,48 @@ class Checkpoints:
       state = dense_state(trainer, schedule_state, self._schedule)
       if kept:
         state.payload[KEPT] = True
-      trainer.engine.share_rows()
-      if not trainer.engine.is_first:
-        return state.step
-      self.maintenance.begin()  # or the parent could be deleted meanwhile
+      first = trainer.engine.is_first
+      if first:
+        self.maintenance.begin()  # or the parent could be deleted meanwhile
       try:
-        chain = self._chain_before(trainer, state)
-        if chain is not None:
+        start = self._agreed_start(trainer, state, soon)
+        if start is not None:
           self._schedule, self._search = state.schedule, None
           self._writer = Writer(
-            self._place,
-            trainer,
-            state,
-            chain,
-            self._saving.policy_for(chain, soon),
-            self._saving,
-            self.maintenance,
+            self._place, trainer, state, start, self._saving, self.maintenance
           )
           self._writer.copy_device_rows()
           self.totals = self.totals.plus(time.perf_counter() - started)
-        elif kept:
+        elif kept and first:
           self._keep(state.step)
       finally:
-        if self._writer is None:  # else its thread does it
+        if first and self._writer is None:  # else its thread does it
           self.maintenance.end()
       if wait:
         self.wait()
     return state.step
+
+  def _agreed_start(
+    self, trainer: TrainerParts, state: DenseState, soon: bool
+  ) -> Start | None:
+    """Returns what a checkpoint begins from. None: it exists."""
+    start: Start | None = None
+
+    def decide() -> Any:
+      nonlocal start
+      chain = self._chain_before(trainer, state)
+      if chain is None:
+        return None
+      policy = self._saving.policy_for(chain, soon)
+      start = Start.after(trainer, chain, self._place.url, policy, state.id)
+      return start.id, identities((start.parent,) if start.parent else ())
+
+    devices = trainer.engine.devices
+    agreed = decide() if devices is None else devices.from_first(decide)
+    if agreed is None or start is not None:
+      return start
+    own_id, parent = agreed
+    return Start((), next(iter(known_by(parent)), None), own_id)
 
   def _keep(self, step: int) -> None:
     """Marks a checkpoint that exists as one that stays."""
@@ -216,20 +239,44 @@ class Checkpoints:
     if writer is None:
       return
     started = time.perf_counter()
-    writer.thread.join()
+    error = self._end_of(writer)
     self._writer = None
     waited = time.perf_counter() - started + writer.budget.seconds
     newest = None if writer.chain is None else writer.chain[-1]
     self.totals = self.totals.plus(waited, newest)
-    if writer.chain is not None:
-      self._chain = writer.chain
     # No increment builds on a failed checkpoint.
     ends = (*self._chain[:1], *self._chain[-1:])
     known = [token_of(self._place.url, link) for link in ends]
     for group in writer.trainer.engine.groups:
       group.dirty.keep(known)
-    if writer.error is not None:
-      self._report(writer.error)
+    if error is not None:
+      self._report(error)
+
+  def _end_of(self, writer: Writer) -> BaseException | None:
+    """Waits for a writer. Returns why there is no checkpoint, if so."""
+    devices = writer.trainer.engine.devices
+    alone = devices is None or devices.alone or self._closing
+    if devices is not None and not alone:
+      writer.rows_end.wait()
+      # The first one must not wait for files that will never be there.
+      if 1 in devices.agreed(int(writer.error is not None)):
+        writer.failed.set()
+    else:
+      _join(writer)
+    writer.thread.join()
+    if writer.chain is not None:
+      self._chain = writer.chain
+    if devices is None or alone:
+      return writer.error
+    own = writer.error and words_of(writer.error)
+    text = json.dumps([own, identities(self._chain)])
+    texts = devices.exchanged(text.encode())
+    errors, chains = zip(*map(json.loads, texts), strict=True)
+    if devices.process:
+      self._chain = known_by(chains[0])
+    # Those that failed themselves come before the one that waited for them.
+    said = next(filter(None, errors[::-1]), None)
+    return writer.error if said in (None, own) else UserError(**said)
 
   def _report(self, error: BaseException) -> None:
     on_error = self._saving.on_error
@@ -308,7 +355,7 @@ class Checkpoints:
       UserError: the folder cannot be read.
     """
     if self._writer is not None:
-      self._writer.thread.join()
+      _join(self._writer)
     with user_errors(self._place.url, READABLE, LOST):
       return max(steps_in(self._place), default=None)
 
@@ -333,10 +380,23 @@ class Checkpoints:
   def close(self) -> None:
     """Ends the threads after the current write. Idempotent.
 
+    Of several processes, some may call it after an error. So none waits long
+    for others, and a checkpoint that lacks rows of theirs is not written.
+
     Raises:
       UserError: the last checkpoint could not be written.
     """
+    self._closing = True
     try:
       self.wait()
     finally:
+      self._closing = False
       self.maintenance.close()
+
+
+def _join(writer: Writer) -> None:
+  """Waits for this process's writer, and not long for rows of others."""
+  writer.rows_end.wait()
+  writer.thread.join(_OTHERS_S)
+  writer.failed.set()
+  writer.thread.join()

@@ -246,6 +246,14 @@ class _RemoteFile(io.RawIOBase):
   def readable(self) -> bool:
     return True
 
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}
+    self._at = max(0, starts[whence] + offset)
+    return self._at
+
   def tell(self) -> int:
     return self._at
 

@@ -97,7 +97,7 @@ class FileFacts(NamedTuple):
   rows: int | None = None
   """Number of rows of a row file, else None."""
   owner: int = 0
-  """Process that holds the rows of a row file."""
+  """Number of the process whose rows a row file has."""
 
 
 class Piece(NamedTuple):
@@ -193,6 +193,23 @@ def write_row_file(
   trailer = _Trailer(header)
   size = place.write(name, _content(header, leaves, pieces, trailer))
   return FileFacts(name, size, trailer.crc, trailer.rows)
+
+
+def facts_in(place: Place, name: str) -> FileFacts:
+  """Reads the facts of a row file that another process wrote, from its end.
+
+  Raises:
+    UserError: it has no end.
+    OSError: it cannot be read. FileNotFoundError: it is not there yet.
+  """
+  size, where = place.size(name), f'{place.url}/{name}'
+  with place.open(name) as file:
+    file.seek(max(0, size - _PIECE.size))
+    end = _PIECE.unpack(_read(file, _PIECE.size, where))
+  count, width, rows, crc = end
+  if count or width:
+    raise _damage('no end', where)
+  return FileFacts(name, size, crc, rows)
 
 
 def leaves_in(place: Place, name: str) -> tuple[Leaf, ...]:

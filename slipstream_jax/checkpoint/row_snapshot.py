@@ -274,7 +274,7 @@ def begin_snapshot(
   That thread can begin at once. Call `save_device_rows` before the next step.
   Waits for the group's previous snapshot.
   """
-  group.write_backs.settle(last=True)
+  group.settle()
   host, row_bytes = group.host, max(group.row_bytes, 1)
   host.before_write(None)
   nbytes = _PIECE_BYTES if host.counts is None else _DISK_PIECE_BYTES

@@ -7,11 +7,15 @@ that moment while later steps change them.
 
 One checkpoint is written at a time, by a thread of its own. Another thread
 consolidates long chains. Unreferenced files are deleted while neither writes.
+
+Of several processes, each writes its rows. The first one decides what is
+written, and publishes the checkpoint once it finds the files of all.
 """
 
 from collections.abc import Hashable, Iterator
 import contextlib
 import threading
+from typing import NamedTuple, Self
 import zlib
 
 import numpy as np
@@ -21,6 +25,7 @@ from slipstream_jax.checkpoint.manifest import (
   file_name,
   Manifest,
   publish,
+  row_key,
   write_file,
 )
 from slipstream_jax.checkpoint.places import NO_ROOM, Place, user_errors
@@ -31,6 +36,7 @@ from slipstream_jax.checkpoint.policies import (
 )
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.checkpoint.row_file import (
+  facts_in,
   FileFacts,
   leaves_of,
   Piece,
@@ -61,6 +67,11 @@ _SAME = ('checksums', 'schedule_state', 'schedule')
 """Entries of the payload that differ between any two moments of a run."""
 
 
+_LOOKS_S = 0.05, 1.0
+"""Seconds from one look for the files of other processes to the next: at first,
+and at most."""
+
+
 class _StoppedError(OSError):
   """Raised in a consolidation that is no longer needed."""
 
@@ -83,17 +94,48 @@ def is_same(
   )
 
 
-def _parent(
-  trainer: TrainerParts, chain: Chain, url: str, policy: str
-) -> Manifest | None:
-  """Returns the policy's parent if the changes since then are known."""
-  step = CHECKPOINT_POLICIES[policy](chain)
-  for link in chain:
-    if link.step == step and all(
-      group.dirty.knows(token_of(url, link)) for group in trainer.engine.groups
-    ):
-      return link
-  return None
+class Start(NamedTuple):
+  """What a checkpoint begins from, which several processes agree on."""
+
+  chain: Chain
+  """The chain that it follows. Only the first process has it."""
+  parent: Manifest | None
+  """The checkpoint that it builds on. Another process knows its step and its
+  id. None: it is a base."""
+  id: str
+  """Id of its manifest."""
+
+  @property
+  def kind(self) -> str:
+    """One of `manifest.KINDS`."""
+    return 'base' if self.parent is None else 'increment'
+
+  @classmethod
+  def after(
+    cls, trainer: TrainerParts, chain: Chain, url: str, policy: str, own_id: str
+  ) -> Self:
+    """Takes the policy's parent if the changes since then are known."""
+    step = CHECKPOINT_POLICIES[policy](chain)
+    for link in chain:
+      if link.step == step and all(
+        group.dirty.knows(token_of(url, link))
+        for group in trainer.engine.groups
+      ):
+        return cls(chain, link, own_id)
+    return cls(chain, None, own_id)
+
+
+def identities(chain: Chain) -> list[tuple[int, int]]:
+  """Returns step and identity of each link, as other processes get them."""
+  return [(link.step, link.identity) for link in chain]
+
+
+def known_by(identities: list[tuple[int, int]]) -> Chain:
+  """Inverse of `identities`. The links have no files."""
+  return tuple(
+    Manifest(step, None, {}, {}, {}, id=f'{identity:032x}')
+    for step, identity in identities
+  )
 
 
 def values_of(block: RowBlock) -> dict[str, np.ndarray]:
@@ -117,6 +159,8 @@ class Writer:
     error: why the checkpoint was not written, or None.
     chain: chain of the checkpoint once it is written.
     thread: writes.
+    rows_end: set when this process's rows are written, or cannot be.
+    failed: set when other processes could not write theirs.
   """
 
   def __init__(
@@ -124,28 +168,30 @@ class Writer:
     place: Place,
     trainer: TrainerParts,
     state: DenseState,
-    chain: Chain,
-    policy: str,
+    start: Start,
     saving: Saving,
     maintenance: 'Maintenance',
   ) -> None:
     """Starts the thread. Call `copy_device_rows` before the next step.
 
     Which rows are written is fixed. Changes are now counted from here, too. The
-    checkpoint follows `chain`. The thread ends the write that has begun.
+    thread ends the write that the first process has begun.
     """
     self.trainer, self.budget = trainer, Budget(saving.memory_bytes)
     self.error: BaseException | None = None
     self.chain: Chain | None = None
-    self._place, self._state, self._before = place, state, chain
+    self.rows_end, self.failed = threading.Event(), threading.Event()
+    self._place, self._state, self._start = place, state, start
     self._codec, self._maintenance = saving.codec, maintenance
-    self._parent = parent = _parent(trainer, chain, place.url, policy)
+    devices, parent = trainer.engine.devices, start.parent
+    self._owner = 0 if devices is None else devices.process
+    self._owners = 1 if devices is None else devices.processes
     since = None if parent is None else token_of(place.url, parent)
-    own = Manifest(state.step, None, {}, {}, {}, id=state.id)
+    own = Manifest(state.step, None, {}, {}, {}, id=start.id)
     self._rows: list[RowSnapshot] = []
     try:
       for group in trainer.engine.groups:
-        bits = group.dirty.bits(since)
+        bits = group.own_bits(group.dirty.bits(since))
         self._rows.append(begin_snapshot(group, bits, self.budget))
         group.dirty.begin(token_of(place.url, own))
       self.thread = threading.Thread(target=self._run, name='slipstream-saving')
@@ -169,39 +215,77 @@ class Writer:
   def _run(self) -> None:
     try:
       with user_errors(self._place.url, WRITTEN_WHOLE, NO_ROOM):
-        self.chain = self._write()
+        rows = self._write_rows()
+        self.rows_end.set()
+        if not self._owner:
+          self.chain = self._publish(rows | self._rows_of_others())
     except BaseException as error:  # raised by `Checkpoints.wait`
       self.error = error
     finally:
       self.give_up()
-      self._maintenance.end(self.chain)
+      self.rows_end.set()
+      if not self._owner:
+        self._maintenance.end(self.chain)
 
-  def _write(self) -> Chain:
-    place, state, rows = self._place, self._state, {}
-    kind = 'base' if self._parent is None else 'increment'
-    groups = zip(self.trainer.engine.groups, self._rows, strict=True)
-    for number, (group, snapshot) in enumerate(groups):
-      name = file_name(kind, state.step, f'{number}.rows')
-      leaves = leaves_of(values_of(group.none), self._codec)
-      pieces = _pieces(snapshot, number, state.step)
-      rows[str(number)] = write_row_file(place, name, leaves, pieces)
+  def _write_rows(self) -> dict[str, FileFacts]:
+    """Writes the rows of this process, a file for each group."""
+    rows, groups = {}, self.trainer.engine.groups
+    for number, snapshot in enumerate(self._rows):
+      key, name = self._names(number, self._owner)
+      leaves = leaves_of(values_of(groups[number].none), self._codec)
+      pieces = _pieces(snapshot, number, self._state.step)
+      facts = write_row_file(self._place, name, leaves, pieces)
+      rows[key] = facts._replace(owner=self._owner)
+    return rows
+
+  def _names(self, group: int, owner: int) -> tuple[str, str]:
+    """Returns key and name of a row file.
+
+    Of several processes, files of a killed run never have equal names, or the
+    first one could take them for new ones.
+    """
+    key = row_key(str(group), owner)
+    unique = f'{self._start.id[:16]}-' if self._owners > 1 else ''
+    name = file_name(self._start.kind, self._state.step, f'{unique}{key}.rows')
+    return key, name
+
+  def _rows_of_others(self) -> dict[str, FileFacts]:
+    """Waits for the row files of the other processes."""
+    rows, pause = {}, _LOOKS_S[0]
+    for owner in range(1, self._owners):
+      for number in range(len(self._rows)):
+        key, name = self._names(number, owner)
+        while key not in rows:
+          last_look = self.failed.is_set()
+          try:
+            rows[key] = facts_in(self._place, name)._replace(owner=owner)
+          except FileNotFoundError:
+            if last_look:
+              raise
+            self.failed.wait(pause)
+            pause = min(2 * pause, _LOOKS_S[1])
+    return rows
+
+  def _publish(self, rows: dict[str, FileFacts]) -> Chain:
+    state, parent = self._state, self._start.parent
     chain = next_on(
-      self._before,
-      None if self._parent is None else self._parent.step,
+      self._start.chain,
+      None if parent is None else parent.step,
       step=state.step,
       rows=rows,
       files=self._files(),
       payload=state.payload,
       codec=self._codec,
-      id=state.id,
+      id=self._start.id,
     )
-    publish(place, chain[-1])
+    publish(self._place, chain[-1])
     return chain
 
   def _files(self) -> dict[str, FileFacts]:
     """Writes files besides rows. Reuses equal ones of the last checkpoint."""
     state = self._state
-    before = self._before[-1].files if self._before else {}
+    chain = self._start.chain
+    before = chain[-1].files if chain else {}
     contents = {SCHEDULE: ('npz', state.schedule.data)}
     if state.hot is not None:
       contents[HOT] = 'rows', bytes_of_hot(state.hot)

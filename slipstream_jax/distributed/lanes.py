@@ -24,6 +24,11 @@ from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.types import HotRows, RowIds, StaleRows, Unique
 
 
+def lane_rows(num_rows: int, lanes: int) -> int:
+  """Returns L, the numbers on a lane. The last may be past the last row."""
+  return -(-num_rows // lanes)
+
+
 def owners(rows: RowIds, lanes: int) -> Int[np.ndarray, ' U']:
   """Returns the lane of each row of a group, i64."""
   out = np.empty(len(rows), np.int64)
@@ -125,10 +130,6 @@ def over_lanes(placement: Placement, lanes: int) -> Placement:
   )
 
 
-def _lane_rows(num_rows: int, lanes: int) -> int:
-  return -(-num_rows // lanes)
-
-
 def _hot_of_lanes(
   hot: HotRows | None, num_rows: int, lanes: int
 ) -> tuple[HotRows | None, ...]:
@@ -138,7 +139,7 @@ def _hot_of_lanes(
   owner, result = owners(hot.rows, lanes), []
   for lane in range(lanes):
     rows = hot.rows[owner == lane] // lanes
-    place = np.full(_lane_rows(num_rows, lanes) + 1, len(rows), np.int32)
+    place = np.full(lane_rows(num_rows, lanes) + 1, len(rows), np.int32)
     place[rows] = np.arange(len(rows))
     place[-1] = -1
     result.append(HotRows(rows, place))
@@ -148,7 +149,7 @@ def _hot_of_lanes(
 def _keeps(
   placement: Placement, lanes: int, num_rows: int, hot: HotRows | None
 ) -> RowIds:
-  own, kept = _lane_rows(num_rows, lanes), []
+  own, kept = lane_rows(num_rows, lanes), []
   for one in _hot_of_lanes(hot, num_rows, lanes):
     numbers = placement.keeps(own, one)
     kept.append(np.arange(own) if numbers is None else numbers)
@@ -170,7 +171,7 @@ def _start(
   contents: RowIds | None,
 ) -> LanesState:
   own, hot_of = (
-    _lane_rows(num_rows, lanes),
+    lane_rows(num_rows, lanes),
     _hot_of_lanes(hot, num_rows, lanes),
   )
   rows = _keeps(placement, lanes, num_rows, hot)

@@ -17,8 +17,6 @@ from slipstream_jax.types import ReassignedRows, RowIds, StaleRows
 
 Token = Hashable
 """What changes are counted from. None: the untrained rows."""
-GATHERED: Token = 'gathered'
-"""Token of the last time that processes exchanged the rows that they train."""
 
 
 class DirtyRows:
@@ -58,8 +56,8 @@ class DirtyRows:
     return token in self._since
 
   def keep(self, tokens: Collection[Token]) -> None:
-    """Forgets all other tokens except None and `GATHERED`."""
-    kept = {None, GATHERED, *tokens}
+    """Forgets all other tokens except None."""
+    kept = {None, *tokens}
     self._since = {t: bits for t, bits in self._since.items() if t in kept}
 
   def count(self, token: Token) -> int:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Shaped
 import numpy as np
 
 from slipstream_jax.distributed.lanes import over_lanes
+from slipstream_jax.distributed.own_rows import open_own
 from slipstream_jax.engine import counters
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
@@ -19,7 +20,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.selection.hot import hot_by_group, stale_by_group
-from slipstream_jax.store.base import Storage
+from slipstream_jax.store.base import FirstRows, RowStore, Storage
 from slipstream_jax.store.host_table import (
   unique_rows_of,
   UntrainedRows,
@@ -90,7 +91,7 @@ class Engine:
     self.devices = devices
     of_all = zip(
       map(self._over_devices, placements),
-      storage.open(first),
+      self._stores(storage, first),
       first,
       of_groups,
       strict=True,
@@ -102,6 +103,15 @@ class Engine:
     if devices is not None:
       make = functools.partial(LaneRows, devices)
     self.groups = tuple(make(*values, count) for values in of_all)
+
+  def _stores(
+    self, storage: Storage, first: Sequence[FirstRows]
+  ) -> tuple[RowStore, ...]:
+    """Returns an empty store per group, of the rows that this process has."""
+    devices = self.devices
+    if devices is None or devices.alone:
+      return storage.open(first)
+    return open_own(storage, first, devices.lanes, devices.own)
 
   def _over_devices(self, placement: Placement) -> Placement:
     if self.devices is None:
@@ -222,13 +232,22 @@ class Engine:
   @property
   def is_first(self) -> bool:
     """Whether this process writes files. Of several, the first one does."""
-    return self.devices is None or 0 in self.devices.own
+    return self.devices is None or not self.devices.process
 
-  def share_rows(self) -> None:
-    """Gives each of several processes the rows of all. Each must call it."""
-    if self.devices is not None and not self.devices.alone:
-      for group in self.groups:
-        group.write_back()
+  def follow(self) -> None:
+    """Sends rows to the first process until it calls `meet`.
+
+    It reads all tables or a part of them, group by group.
+    """
+    for group, of_tables in zip(self.groups, self.tables.groups, strict=True):
+      start = 0
+      for name in of_tables.tables:
+        stop = start + self.tables.tables[name].rows
+        assert isinstance(group, LaneRows)
+        if not group.answer(start, stop):
+          return
+        start = stop
+    self.meet()
 
   def meet(self) -> None:
     """Waits until all processes have called it."""

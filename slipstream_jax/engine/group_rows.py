@@ -151,7 +151,6 @@ class GroupRows:
 
   Attributes:
     placement: which rows stay on the device between steps.
-    owner: number of the process whose devices train the rows.
     num_rows: N, rows of the group.
     row_bytes: bytes that one row and its state take on the link.
     none: an empty block of the group's dtypes and shapes.
@@ -185,8 +184,8 @@ class GroupRows:
       UserError: the placement needs hot rows.
     """
     self.placement, self.host, self.hot = placement, host, hot
-    self.owner, self.num_rows = first.owner, first.num_rows
-    self.row_bytes, self.none = host.row_bytes, first.rows(NO_ROWS)
+    self.num_rows, self.row_bytes = first.num_rows, host.row_bytes
+    self.none = first.rows(NO_ROWS)
     self.helpers, self._count = ALONE, count
     self.vectors: Vectors | None = None
     self._hot_rows = NO_ROWS if hot is None else hot.rows
@@ -478,6 +477,14 @@ class GroupRows:
   def _zeros(self, size: int) -> RowBlock:
     """Returns rows of zeros, made on the device."""
     return apply.zeros(size, self.none)
+
+  def settle(self) -> None:
+    """Ends write-backs. The host then has all rows that the device has not."""
+    self.write_backs.settle(last=True)
+
+  def own_bits(self, bits: np.ndarray) -> np.ndarray:
+    """Returns those marks, as in `DirtyRows.bits`, of rows that are here."""
+    return bits
 
   def write_back(self) -> None:
     """Updates the host's rows with those of the device, if the host has any."""

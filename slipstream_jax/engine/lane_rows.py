@@ -4,13 +4,13 @@ A step's block is one array over all devices, each of which has the rows of its
 lane, padded to the size of the largest. The programs are those of `apply`, run
 on all devices at once.
 
-Of several processes, each keeps on its host the rows of its own lanes. Its
-store has room for all rows. `write_back` brings the others there, for what is
-done between steps. All processes must then do the same, in the same order.
+Of several processes, each has on its host the rows of its own lanes alone. What
+is done between steps with the rows of all, they must do in the same order.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 import itertools
+import operator
 from typing import Any
 
 import jax
@@ -19,16 +19,16 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.distributed.lanes import owners, places_by_lane
+from slipstream_jax.distributed.own_rows import own_bits
 from slipstream_jax.engine import apply, mesh
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.device_rows import DeviceRows, Indices
-from slipstream_jax.engine.dirty import GATHERED
 from slipstream_jax.engine.group_rows import GroupRows, lanes_of, Piece
 from slipstream_jax.engine.mesh import Devices, SPLIT, WHOLE
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS
-from slipstream_jax.store.base import FirstRows, RowStore, set_rows
+from slipstream_jax.store.base import FirstRows, pieces_of, RowStore, set_rows
 from slipstream_jax.types import (
   HotRows,
   Positions,
@@ -39,7 +39,7 @@ from slipstream_jax.types import (
 )
 
 Bounds = Int[np.ndarray, ' W_and_1']
-_GATHERED = 1 << 13  # bytes of bits, for rows that processes exchange at a time
+_GO_ON = 1  # what a process says that reads another piece of all rows
 
 
 def laid_out(
@@ -164,7 +164,7 @@ class LaneRows(GroupRows):
     count: Callable[[Counters], None],
   ) -> None:
     """Sets all rows to their first values. See `GroupRows`."""
-    self.devices = devices
+    self.devices, self._on_host = devices, False
     super().__init__(placement, host, first, hot, count)
 
   def _on_device(
@@ -280,54 +280,101 @@ class LaneRows(GroupRows):
     result = run(_assemble, *arguments, donate=(1, 3))
     return result[0], result[1:]
 
-  def reset(self, first: FirstRows, pieces: Iterable[Piece] = ()) -> None:
-    """Sets all rows, on each host. See `GroupRows.reset`."""
-    super().reset(first, pieces)
-    self.dirty.begin(GATHERED)
+  def store(
+    self,
+    plan: Plan,
+    block: RowBlock,
+    reassigned: ReassignedRows = NO_ROWS,
+    on_host: bool = False,
+  ) -> None:
+    """Stores the step's rows. See `GroupRows.store`."""
+    self._on_host = False
+    super().store(plan, block, reassigned, on_host)
 
   def write_back(self) -> None:
-    """Updates the host's rows with those of all devices of all processes."""
-    if self.devices.alone:
+    """Updates the host's rows with those of this process's devices."""
+    if not self._on_host or self.devices.alone:
       super().write_back()
-    elif self.dirty.count(GATHERED):
-      super().write_back()
-      bits = self.dirty.bits(GATHERED)
-      for start in range(0, len(bits), _GATHERED):
-        some = bits[start : start + _GATHERED]
-        rows = np.flatnonzero(np.unpackbits(some, bitorder='little'))
-        if len(rows):
-          self._exchange(8 * start + rows)
-      self.dirty.begin(GATHERED)
+    self._on_host = True
 
-  def _exchange(self, rows: RowIds) -> None:
-    """Copies rows from the hosts of their lanes to all hosts."""
-    lanes, owner = self.devices.lanes, owners(rows, self.devices.lanes)
-    rows = rows[np.argsort(owner, kind='stable')]
-    bounds = np.searchsorted(np.sort(owner), np.arange(lanes + 1))
-    room = _most(bounds)
-    own = [
-      self.host.gather(rows[bounds[i] : bounds[i + 1]], room)
-      for i in self.devices.own
-    ]
-    joined = self.devices.joined(own)
-    of_all = self.devices.run(mesh.everywhere, joined, results=WHOLE)
-    at = block_places(bounds, lanes * room)
-    block: RowBlock = to_host(mesh.on_first(of_all))
-    self.host.scatter(rows, jax.tree.map(lambda leaf: leaf[at], block))
-
-  def _settle(self) -> None:
-    """Ends write-backs. Of several processes, each gets all rows."""
+  def settle(self) -> None:
+    """Ends write-backs. The host of each of several processes has its rows."""
     if self.devices.alone:
-      self.write_backs.settle(last=True)
+      super().settle()
     else:
       self.write_back()
 
+  def own_bits(self, bits: np.ndarray) -> np.ndarray:
+    """Returns those marks of rows that this process has."""
+    if self.devices.alone:
+      return bits
+    return own_bits(bits, self.devices.lanes, self.devices.own)
+
+  def _of_all(self, rows: RowIds) -> RowBlock:
+    """Returns rows of all hosts in their order, padded, on each device."""
+    lanes = self.devices.lanes
+    owner = owners(rows, lanes)
+    order = np.argsort(owner, kind='stable')
+    bounds = np.searchsorted(owner[order], np.arange(lanes + 1))
+    room = _most(bounds)
+    own = [
+      self.host.gather(rows[order[bounds[i] : bounds[i + 1]]], room)
+      for i in self.devices.own
+    ]
+    places = np.full(bucket(len(rows)), lanes * room)
+    places[order] = block_places(bounds, lanes * room)
+    arguments = self.devices.joined(own), self.devices.whole(places)
+    block: RowBlock = self.devices.run(
+      mesh.in_order, *arguments, whole=(1,), results=WHOLE
+    )
+    return block
+
+  def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
+    """Yields copies of rows. See `GroupRows.pieces`.
+
+    Of several processes, all ask for them in the same order, or others `answer`
+    the first.
+    """
+    if self.devices.alone:
+      yield from super().pieces(start, stop)
+      return
+    self.settle()
+    end = self.num_rows if stop is None else stop
+    for rows in pieces_of(end - start, self.row_bytes):
+      self.devices.agreed(_GO_ON)
+      block = to_host(mesh.on_first(self._of_all(start + rows)))
+      some = operator.itemgetter(slice(len(rows)))
+      yield start + rows, jax.tree.map(some, block)
+
+  def answer(self, start: int, stop: int) -> bool:
+    """Sends rows to the first process, which reads `pieces` as long as it can.
+
+    Returns:
+      Whether it has read all of them.
+    """
+    self.settle()
+    for rows in pieces_of(stop - start, self.row_bytes):
+      if _GO_ON not in self.devices.agreed(0):
+        return False
+      self._of_all(start + rows)
+    return True
+
+  def read_back(self) -> RowBlock:
+    """Returns all N rows with their state on each host. See `GroupRows`."""
+    if self.devices.alone:
+      return super().read_back()
+    blocks = [block for _, block in self.pieces()]
+    whole: RowBlock = jax.tree.map(lambda *some: np.concatenate(some), *blocks)
+    return whole
+
   def _look_up(self, plan: Plan) -> RowBlock:
     """Returns rows outside of training, in the plan's order."""
-    self._settle()
+    self.settle()
+    if not self.devices.alone:
+      return self._of_all(plan.rows)
     block = self.host.gather(plan.rows, bucket(len(plan.rows)))
     at = np.flatnonzero(plan.slots >= 0)
-    if len(at) and self.devices.alone:
+    if len(at):
       kept = to_host(mesh.on_first(self.kept.gather(plan.slots[at])))
       set_rows(block, at, jax.tree.map(lambda leaf: leaf[: len(at)], kept))
     everywhere: RowBlock = self.devices.whole(block)

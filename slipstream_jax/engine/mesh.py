@@ -8,6 +8,7 @@ devices, and dispatched once.
 from collections.abc import Callable, Iterator, Sequence
 import functools
 import itertools
+import json
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ import numpy as np
 from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
+from slipstream_jax.placement import bucket
 from slipstream_jax.types import RowBlock
 
 AXIS = 'lanes'
@@ -70,6 +72,50 @@ class Devices(NamedTuple):
     own = self.joined([np.full(1, number, np.uint32)] * len(self.own))
     of_all = on_first(self.run(everywhere, own, results=WHOLE))
     return {*to_host(of_all).tolist()}
+
+  @property
+  def process(self) -> int:
+    """Number of this process. The first one, 0, writes and speaks."""
+    return int(jax.process_index())
+
+  @property
+  def processes(self) -> int:
+    """Number of processes that have some of the devices."""
+    return len({device.process_index for device in self.mesh.devices})
+
+  def exchanged(self, own: bytes) -> list[bytes]:
+    """Returns the bytes that each process gives. Each must call it."""
+    if self.alone:
+      return [own]
+    size = bucket(max(self.agreed(len(own))))
+    padded = len(own).to_bytes(4, 'little') + own + bytes(size - len(own))
+    block = np.frombuffer(padded, np.uint8)
+    of_own = self.joined([block] * len(self.own))
+    of_all = to_host(on_first(self.run(everywhere, of_own, results=WHOLE)))
+    texts: dict[int, bytes] = {}
+    of_lanes = of_all.reshape(self.lanes, len(padded))
+    for device, text in zip(self.mesh.devices, of_lanes, strict=True):
+      length = int.from_bytes(text[:4].tobytes(), 'little')
+      texts[device.process_index] = text[4 : 4 + length].tobytes()
+    return [texts[process] for process in sorted(texts)]
+
+  def from_first(self, call: Callable[[], Any]) -> Any:
+    """Returns what the first process computes, JSON, in each.
+
+    Each must call it. What the first one raises ends all of them.
+    """
+    error, own = None, b''
+    if not self.process:
+      try:
+        own = json.dumps({'value': call()}).encode()
+      except Exception as caught:
+        error, own = caught, json.dumps(words_of(caught)).encode()
+    said = json.loads(self.exchanged(own)[0])
+    if error is not None:
+      raise error
+    if 'value' not in said:
+      raise UserError(**said)
+    return said['value']
 
   def split(self, tree: Any) -> Any:
     """Puts numpy arrays on the devices, split by their first axis.
@@ -303,9 +349,31 @@ def shards(tree: Any) -> Iterator[tuple[int, Any]]:
     yield lane, jax.tree.unflatten(form, arrays)
 
 
+def words_of(error: BaseException) -> dict[str, str]:
+  """Returns the arguments of a `UserError` that tells others of an error."""
+  if isinstance(error, UserError):
+    words = {'rule': error.rule, 'got': str(error.got), 'where': error.where}
+    return words | {'hint': error.hint}
+  return {
+    'rule': 'the processes of a run must all go on',
+    'got': f'{type(error).__name__}: {error}',
+    'where': f'process {jax.process_index()}',
+    'hint': 'see what that one says',
+  }
+
+
 def everywhere(tree: Any) -> Any:
   """Returns split arrays whole on each device."""
   return jax.tree.map(lambda leaf: lax.all_gather(leaf, AXIS, tiled=True), tree)
+
+
+def in_order(block: RowBlock, places: Int[jax.Array, ' P']) -> RowBlock:
+  """Returns rows at places of all devices' blocks, on each. Zeros if past."""
+  whole: RowBlock = jax.tree.map(
+    lambda leaf: leaf.at[places].get(mode='fill', fill_value=0),
+    everywhere(block),
+  )
+  return whole
 
 
 def gather(block: RowBlock, slots: Int[jax.Array, ' P']) -> RowBlock:

@@ -27,8 +27,6 @@ class FirstRows(NamedTuple):
   """Returns the values of some rows [U, ...]."""
   block: Callable[[], RowBlock]
   """Returns the values of all rows, [N, ...], in new arrays."""
-  owner: int = 0
-  """As in `Group.owner`."""
   drawn: Sequence[tuple[int, int]] = ()
   """Ranges [first, end) of rows that a user's function draws. Another machine
   may round them otherwise, so that a checkpoint has all of them."""

@@ -64,7 +64,6 @@ class UntrainedRows(NamedTuple):
       chosen.num_rows,
       functools.partial(self.rows, group),
       functools.partial(self.block, group),
-      chosen.owner,
       [(start, end) for name, start, end in ranges if name in self.draws],
     )
 

@@ -55,7 +55,6 @@ from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
 from slipstream_jax.training.divided import (
   check_divided,
-  check_one_process,
   check_schedule,
 )
 from slipstream_jax.training.loss_kinds import is_logistic, kinds_of, LossKind
@@ -258,8 +257,6 @@ def make_parts(
   if over is not None:
     devices = devices_of(over.devices)
     check_divided(recipe, programs.layouts, state, placements, rows)
-    if storage != MEMORY:
-      check_one_process('a store of rows on the disk of each machine')
   states, draws = programs.untrained_row_state, draws_of(tables)
   untrained = UntrainedRows(tables, states, seed, draws)
   engine = Engine(untrained, placements, hot, storage, devices)
