@@ -10,14 +10,23 @@ over the mean, and `sent` the rows that go from one device to another. `find`,
 `plan` and `step` are ms of the processor per 2,048 examples, in the threads
 that prepare batches and take steps. XLA's own threads are not in them.
 
-The second table has collectives of the devices. The third has `busiest` for up
-to 64 devices, each with the config's batch size, on the synthetic proxies of
-the papers' data sets. Who owns a row is arithmetic, so it needs no device.
+The second table compares runs of one process and of two, of a device each,
+which take turns. The third has collectives of the devices. The fourth has
+`busiest` for up to 64 devices, each with the config's batch size, on the
+synthetic proxies of the papers' data sets. Who owns a row is arithmetic, so it
+needs no device.
 """
 
 from collections.abc import Iterator
 import contextlib
+import json
 import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
 import time
 from typing import Any, NamedTuple
 
@@ -35,6 +44,9 @@ _PARTS = 8
 _PROXIES = {'RM1': 'taobao', 'RM2': 'kaggle', 'RM3': 'terabyte', 'RM4': 'avazu'}
 _BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 _TIMES = 5  # of a collective
+_OWN = re.compile(r'--?(devices|rounds|steps|most_devices|output)(=.*)?')
+_XLA_FLAGS = os.environ.get('XLA_FLAGS', '')
+"""Without the devices that this program asks for."""
 
 
 def bench(
@@ -45,7 +57,7 @@ def bench(
   steps: int,
   most_devices: int,
 ) -> Iterator[runner.Item]:
-  """Yields the machine and the three tables."""
+  """Yields the machine and the four tables."""
   from experiments.common import cli, machine
 
   yield 'setting', machine.here(cli.again())
@@ -53,6 +65,7 @@ def bench(
   size = config.data.batch_size
   named = f'{config.placement}, batch {size}'
   yield named, _compared(config, bar, numbers, rounds, steps)
+  yield 'runs of processes', _of_processes(bar, rounds, 10 * steps)
   several = [one for one in numbers if one > 1]
   lines = [line for one in several for line in _collectives(one)]
   yield 'ms of a collective', lines
@@ -113,6 +126,46 @@ def _compared(
       one.batches.close()
       lines.append(line | {'started': dispatches(one.trainer, some)})
   return lines
+
+
+def _of_processes(bar: Any, rounds: int, steps: int) -> list[dict[str, Any]]:
+  """Returns the median examples/s of a run for each number of processes."""
+  import numpy as np
+
+  from experiments.common import cli, record
+  from slipstream_jax.errors import UserError
+
+  rates: dict[int, list[float]] = {1: [], 2: []}
+  more = ['skip.mode=off', 'eval.curve_steps=0', f'train.steps={steps}']
+  more += [f'parts={_PARTS}']
+  arguments = cli.without(_OWN) + [f'--config.{one}' for one in more]
+  bar.begin('processes', rounds * len(rates), 'run')
+  with tempfile.TemporaryDirectory(prefix='slipstream-bench-') as folder:
+    for turn in range(rounds):
+      for number, of_number in rates.items():
+        bar.show(turn * len(rates) + number - 1)
+        where = pathlib.Path(folder, f'{number}-{turn}')
+        command = [sys.executable, '-m', 'experiments.run']
+        if number > 1:
+          command[-1:] = ['experiments.launch', f'--processes={number}']
+        command += [*arguments, f'--workdir={where}']
+        environment = os.environ | {'XLA_FLAGS': _XLA_FLAGS}
+        done = subprocess.run(
+          command, env=environment, capture_output=True, text=True
+        )
+        if done.returncode:
+          raise UserError(
+            'a run that is timed must end well',
+            got=' '.join(done.stderr.split())[-300:],
+            where='experiments.bench.devices',
+            hint='try it by itself: ' + shlex.join(command[1:]),
+          )
+        summary = json.loads((where / record.SUMMARY).read_text())
+        of_number.append(summary['examples_per_s'])
+  return [
+    {'processes': number, 'examples/s': float(np.median(of_number))}
+    for number, of_number in rates.items()
+  ]
 
 
 @contextlib.contextmanager
@@ -238,7 +291,6 @@ def _balance(name: str, size: int, most: int) -> dict[str, float]:
 
 if __name__ == '__main__':
   os.environ['XLA_FLAGS'] = (
-    os.environ.get('XLA_FLAGS', '')
-    + ' --xla_force_host_platform_device_count=8'
+    f'{_XLA_FLAGS} --xla_force_host_platform_device_count=8'
   )
   runner.run(bench)

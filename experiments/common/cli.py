@@ -201,6 +201,20 @@ def again(*more: str) -> str:
   return shlex.join([*sys.orig_argv, *more])
 
 
+def without(flag: re.Pattern[str]) -> list[str]:
+  """Returns the program's arguments but some flags, to start another with.
+
+  The pattern's second group is a flag's value, from its '=' on.
+  """
+  others, is_value = [], False
+  for argument in sys.argv[1:]:
+    own = flag.fullmatch(argument)
+    if not (own or is_value):
+      others.append(argument)
+    is_value = own is not None and own[2] is None
+  return others
+
+
 def config_name() -> str:
   """Returns the config's file name without folder and suffix: 'criteo'."""
   flag = flags.FLAGS['config']

@@ -12,7 +12,7 @@ import time
 
 import ml_collections
 
-from experiments.common import interrupts, report
+from experiments.common import cli, interrupts, report
 from experiments.common import processes as several
 from experiments.common import workdir as workdirs
 from slipstream_jax.errors import UserError
@@ -40,7 +40,7 @@ def launch(
   devices = max(config.devices, processes)
   # Fewer devices must train the same program.
   parts = max(8, devices) if config.parts is None else config.parts
-  command = [sys.executable, '-m', 'experiments.run', *_others(sys.argv[1:])]
+  command = [sys.executable, '-m', 'experiments.run', *cli.without(_OWN)]
   command += [f'--config.parts={parts}', f'--workdir={where}']
   resume, saved = config.resume, workdirs.newest_step(checkpoints)
   for restart in range(restarts + 1):
@@ -88,17 +88,6 @@ def _died(codes: list[int]) -> int | None:
   if not first and max(codes) <= 0:
     first = by_signal
   return first[0] if first else None
-
-
-def _others(arguments: list[str]) -> list[str]:
-  """Returns the arguments that are not of the launcher itself."""
-  others, value = [], False
-  for one in arguments:
-    own = _OWN.fullmatch(one)
-    if not (own or value):
-      others.append(one)
-    value = own is not None and own[2] is None
-  return others
 
 
 def _codes(command: list[str], processes: int, devices: int) -> list[int]:

@@ -39,6 +39,7 @@ from slipstream_jax.checkpoint.save import (
   known_by,
   Maintenance,
   Start,
+  start_after,
   token_of,
   Writer,
   WRITTEN_WHOLE,
@@ -199,7 +200,7 @@ class Checkpoints:
       if chain is None:
         return None
       policy = self._saving.policy_for(chain, soon)
-      start = Start.after(trainer, chain, self._place.url, policy, state.id)
+      start = start_after(trainer, chain, self._place.url, policy, state.id)
       return start.id, identities((start.parent,) if start.parent else ())
 
     devices = trainer.engine.devices

@@ -15,7 +15,7 @@ written, and publishes the checkpoint once it finds the files of all.
 from collections.abc import Hashable, Iterator
 import contextlib
 import threading
-from typing import NamedTuple, Self
+from typing import NamedTuple
 import zlib
 
 import numpy as np
@@ -110,19 +110,18 @@ class Start(NamedTuple):
     """One of `manifest.KINDS`."""
     return 'base' if self.parent is None else 'increment'
 
-  @classmethod
-  def after(
-    cls, trainer: TrainerParts, chain: Chain, url: str, policy: str, own_id: str
-  ) -> Self:
-    """Takes the policy's parent if the changes since then are known."""
-    step = CHECKPOINT_POLICIES[policy](chain)
-    for link in chain:
-      if link.step == step and all(
-        group.dirty.knows(token_of(url, link))
-        for group in trainer.engine.groups
-      ):
-        return cls(chain, link, own_id)
-    return cls(chain, None, own_id)
+
+def start_after(
+  trainer: TrainerParts, chain: Chain, url: str, policy: str, own_id: str
+) -> Start:
+  """Returns a start on the policy's parent if the changes since are known."""
+  step = CHECKPOINT_POLICIES[policy](chain)
+  for link in chain:
+    if link.step == step and all(
+      group.dirty.knows(token_of(url, link)) for group in trainer.engine.groups
+    ):
+      return Start(chain, link, own_id)
+  return Start(chain, None, own_id)
 
 
 def identities(chain: Chain) -> list[tuple[int, int]]:

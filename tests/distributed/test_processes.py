@@ -13,10 +13,17 @@ import sys
 
 import pytest
 
+from slipstream_jax.checkpoint.manifest import read_manifest, steps_in
+from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.row_file import read_row_file
+from slipstream_jax.distributed.lanes import owners
 from tests.support.programs import LIMIT_S, started
 
-SHORT = 'resident', 'pinned', 'bfloat16', 'stale', 'rows', 'chain'
-LONG = *SHORT, 'streamed', 'cached', 'none'
+SHORT = (
+  *('resident', 'pinned', 'bfloat16', 'stale', 'rows', 'chain'),
+  *('streamed', 'tiered', 'export', 'full'),
+)
+LONG = *SHORT[:-1], 'cached', 'none'
 
 
 def free_port():
@@ -47,6 +54,15 @@ def results(processes, devices, folder, runs):
   return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
+def assert_rows_of_owners(folder, processes):
+  """Each process of one device has written the rows of its lane alone."""
+  place = open_place(folder)
+  for step in steps_in(place):
+    for facts in read_manifest(place, step).rows.values():
+      for piece in read_row_file(place, facts):
+        assert (owners(piece.rows, processes) == facts.owner).all()
+
+
 @functools.cache
 def of_one(folder, runs):
   own = folder / f'{len(runs)}'
@@ -64,9 +80,16 @@ def folder(tmp_path_factory):
 def test_processes_change_no_number(folder, tmp_path):
   one = of_one(folder, SHORT)
   assert one['resident'] == one['pinned']
+  assert one['streamed'] == one['tiered']
+  *_, last = one.pop('full')
   for each in results(2, 2, tmp_path, (*SHORT, 'unlike')):
     assert 'every process must read the same examples' in each.pop('unlike')
+    errors, of_steps, digest = each.pop('full')
+    assert errors == ['"[Errno 28] No space left on device"'] * 4
+    assert of_steps == {step: [0, 1] for step in ('2', '8', '20')}
+    assert digest == last
     assert each == one
+  assert_rows_of_owners(tmp_path / 'full', 2)
   first, second = (tmp_path / f'stale{number}.csv' for number in range(2))
   assert len(first.read_text().splitlines()) == 12
   assert not second.read_text()

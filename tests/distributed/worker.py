@@ -8,7 +8,9 @@ Runs end with the bits of one process, whatever the first arguments.
 
 import contextlib
 import json
+import pathlib
 import sys
+import tempfile
 import zlib
 
 import jax
@@ -25,10 +27,13 @@ def digest(tree):
   return crc
 
 
-def of_placement(placement, devices, seed=1, exchange='float32'):
+def of_placement(
+  placement, devices, seed=1, exchange='float32', storage='memory'
+):
   from slipstream_jax.data.numbered import ColumnBatches
   from slipstream_jax.engine.planner import Slices
   from slipstream_jax.placement import cached, PLACEMENTS
+  from slipstream_jax.store.tiered import STORES
   from slipstream_jax.training.loop import train
   from slipstream_jax.training.trainer_parts import make_parts, planned
   from tests.support import small
@@ -42,6 +47,7 @@ def of_placement(placement, devices, seed=1, exchange='float32'):
     seed=3,
     hot=small.hot(columns),
     over=Slices(devices, PARTS, exchange),
+    storage=STORES[storage](1 << 12, tempfile.gettempdir()),
   )
   source = ColumnBatches(columns, small.BATCH, shuffle_seed=seed)
   with planned(trainer, source, 2) as batches:
@@ -84,6 +90,92 @@ def unlike(devices, number):
     return str(error)
 
 
+def exported(devices, folder):
+  """Digest of an export, after two that fail in the first process."""
+  from slipstream_jax.errors import UserError
+  from slipstream_jax.export import folder as exporting
+  from tests.support import market
+
+  first, encoded = jax.process_index() == 0, exporting.encoded
+  with contextlib.closing(
+    market.trainer(devices=devices, parts=PARTS, placement='pinned')
+  ) as trainer:
+    trainer.train(market.source(), 11)
+    for name in 'user', 'ad':  # before the first rows, and after some of them
+
+      def fails(dtype, rows, table, bad=name):
+        if table == bad:
+          raise UserError('no', got=bad, where='here', hint='go')
+        return encoded(dtype, rows, table)
+
+      exporting.encoded = fails
+      with contextlib.suppress(UserError):
+        trainer.export(f'{folder}/bad')
+        assert not first
+      assert not pathlib.Path(folder, 'bad').exists()
+    exporting.encoded = encoded
+    trainer.export(f'{folder}/good')
+  parts = sorted(pathlib.Path(folder, 'good').glob('rows_*.bin'))
+  return digest([np.frombuffer(part.read_bytes(), np.uint8) for part in parts])
+
+
+def full(devices, folder):
+  """Saves while the disk is full to one process or another, and goes on.
+
+  Returns the errors, the owners of the rows in each checkpoint, and a digest of
+  the run that the last checkpoint gives.
+  """
+  from slipstream_jax.checkpoint import checkpoint, manifest, places
+  from slipstream_jax.data.numbered import ColumnBatches
+  from slipstream_jax.engine.planner import Slices
+  from slipstream_jax.errors import UserError
+  from slipstream_jax.placement import cached
+  from slipstream_jax.training.loop import train
+  from slipstream_jax.training.trainer_parts import make_parts, planned
+  from tests.support import small
+
+  def trainer():
+    over = Slices(devices, PARTS, 'float32')
+    recipe = small.recipe('adagrad', length=2)
+    return make_parts(recipe, cached(8), small.DENSE, seed=3, over=over)
+
+  errors, write = [], places._Folder.write
+  columns = small.columns(small.BATCH * 8, length=2)
+  source = ColumnBatches(columns, small.BATCH, shuffle_seed=1)
+  one, saving = trainer(), checkpoint.Saving(keep=9, consolidate=0)
+  checkpoints = checkpoint.Checkpoints(folder, saving)
+  with planned(one, source, 2) as batches:
+    for process in (None, 0, None, 1, 0, 1, None):
+
+      def fails(place, name, pieces, process=process):
+        if process == jax.process_index() and name.endswith('.rows'):
+          raise OSError(28, 'No space left on device')
+        return write(place, name, pieces)
+
+      list(train(one, batches, 2))
+      places._Folder.write = fails
+      try:
+        checkpoints.save(one, batches.get_state(), wait=False)
+        list(train(one, batches, 1))
+        checkpoints.wait()
+      except UserError as error:
+        errors.append(error.got)
+  checkpoints.close()
+  place, other = places.open_place(folder), trainer()
+  owners = {
+    step: sorted(
+      facts.owner for facts in manifest.read_manifest(place, step).rows.values()
+    )
+    for step in manifest.steps_in(place)
+  }
+  position = checkpoint.Checkpoints(folder).restore(other)
+  with planned(other, source, 2) as batches:
+    batches.set_state(position.schedule_state)
+    list(train(other, batches, 1))
+  small.assert_same_bits(small.everything(one), small.everything(other))
+  return errors, owners, digest(small.everything(one))
+
+
 def main(number, processes, devices, address, folder, names):
   number, processes, devices = int(number), int(processes), int(devices)
   jax.config.update('jax_num_cpu_devices', devices // processes)
@@ -103,6 +195,12 @@ def main(number, processes, devices, address, folder, names):
       runs[name] = of_market(devices, where, name, placings[name])
     elif name == 'unlike':
       runs[name] = unlike(devices, number)
+    elif name == 'export':
+      runs[name] = exported(devices, f'{folder}/{name}')
+    elif name == 'full':
+      runs[name] = full(devices, f'{folder}/{name}')
+    elif name == 'tiered':
+      runs[name] = of_placement('streamed', devices, storage=name)
     elif name == 'chain':
       from tests.support.market import CHAIN
 

@@ -7,12 +7,20 @@ import tempfile
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, RuleBasedStateMachine
+import jax
 import ml_dtypes
 import numpy as np
 
-from slipstream_jax.store.base import FirstRows
+from slipstream_jax.distributed.lanes import owners
+from slipstream_jax.distributed.own_rows import open_own
+from slipstream_jax.store.base import (
+  FirstRows,
+  ignore_writes,
+  set_rows,
+  Storage,
+)
 from slipstream_jax.store.memory import MemoryStore
-from slipstream_jax.store.threads import Helpers
+from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.store.tiered import TieredStore
 from slipstream_jax.types import RowBlock
 
@@ -43,21 +51,80 @@ def block_of(dim, values, size):
   return RowBlock(rows.astype(ml_dtypes.bfloat16), (state,))
 
 
+class OfProcesses:
+  """The stores of several processes as one, each of which has its own rows."""
+
+  def __init__(self, storage, first, owned):
+    self.lanes, self.owned = sum(map(len, owned)), owned
+    self.stores = [
+      open_own(storage, [first], self.lanes, own)[0] for own in owned
+    ]
+
+  def mine(self, rows, own):
+    return np.isin(owners(rows, self.lanes), own)
+
+  def gather(self, rows, size, helpers):
+    whole = None
+    for store, own in zip(self.stores, self.owned, strict=True):
+      block = jax.tree.map(np.array, store.gather(rows, size, helpers))
+      whole = block if whole is None else whole
+      mine = np.flatnonzero(self.mine(rows, own))
+      assert not np.delete(block.rows, mine, axis=0).any()
+      assert not np.delete(block.state[0], mine).any()
+      set_rows(whole, mine, jax.tree.map(lambda x, at=mine: x[at], block))
+    return whole
+
+  def scatter(self, rows, block, helpers):
+    for store, own in zip(self.stores, self.owned, strict=True):
+      changed = []
+      store.before_write = changed.append
+      store.scatter(rows, block, helpers)
+      (some,) = changed
+      np.testing.assert_array_equal(some, rows[self.mine(rows, own)])
+      store.before_write = ignore_writes
+
+  def prefetch(self, rows):
+    for store in self.stores:
+      store.prefetch(rows)
+
+  def reset(self, first):
+    for store, own in zip(self.stores, self.owned, strict=True):
+      store.reset(first)
+      # No process has room for the rows of others.
+      room = len(own) * -(-N // self.lanes)
+      assert len(store.table().rows) == len(store.table().state[0]) == room
+
+  def table(self):
+    return self.gather(np.arange(N), N, ALONE)
+
+  def close(self):
+    for store in self.stores:
+      store.close()
+
+
 class StoreMachine(RuleBasedStateMachine):
   @initialize(
     kind=st.sampled_from(['memory', 0, 1, 3, 20, 200, 1000]),
+    owned=st.sampled_from([None, [(0,), (1,)], [(2, 0), (1, 3)]]),
     dim=st.sampled_from(DIMS),
     queue=st.sampled_from([1, 1 << 20]),
     workers=st.sampled_from([1, 2]),
   )
-  def start(self, kind, dim, queue, workers):
+  def start(self, kind, owned, dim, queue, workers):
     self.folder = tempfile.mkdtemp()
     self.dim = dim
     self.first = first_of(dim, 0)
-    if kind == 'memory':
-      self.store = MemoryStore(self.first)
+
+    def opened(groups):
+      if kind == 'memory':
+        return [*map(MemoryStore, groups)]
+      return [TieredStore(one, self.folder, kind, queue) for one in groups]
+
+    storage = Storage('drawn', opened)
+    if owned is None:
+      (self.store,) = storage.open([self.first])
     else:
-      self.store = TieredStore(self.first, self.folder, kind, queue)
+      self.store = OfProcesses(storage, self.first, owned)
     self.helpers = Helpers(workers)
     self.begin_anew(0)
 

@@ -53,7 +53,7 @@ def arrays_of(workdir, step):
   chain = read_chain(place, step)
   rows = {
     group: concatenate([*merged_rows(place, chain, group)])
-    for group in chain[-1].rows
+    for group in chain[-1].groups
   }
   file = chain[-1].files[DENSE]
   data = io.BytesIO(place.read(file.name, file.bytes))
