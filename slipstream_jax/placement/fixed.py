@@ -55,9 +55,10 @@ class Copies(NamedTuple):
   """The frozen rows, by their places among the hot rows."""
 
   frozen: Bool[np.ndarray, ' H_and_1'] | None
-  """Which are frozen, with a final False for all cold rows. None: none is."""
+  """Marks of those that are frozen, with a final False for all cold rows. None:
+  none is."""
   there: Bool[np.ndarray, ' H'] | None
-  """Of which the device has a copy. None: of none."""
+  """Marks of those of which the device has a copy. None: of none."""
 
 
 def _start_streaming(

@@ -70,7 +70,7 @@ class Watch(NamedTuple):
   """State of the watch over the H hot rows of a group, on the device."""
 
   skip: WatchedRows
-  """What is known of them since the last window opened."""
+  """Their snapshot, change and touches since the last window opened."""
   moved: RowChange
   """Change and touches of the rows in the last window that closed."""
 
@@ -234,7 +234,7 @@ def _inside(index: jax.Array, watch: Watch) -> jax.Array:
 
 
 class HotEntries(NamedTuple):
-  """What `skip_stale` knows of the H hot rows of a group."""
+  """Entries of `skip_stale` for the H hot rows of a group, and their change."""
 
   own: Entries
   """Its entries."""

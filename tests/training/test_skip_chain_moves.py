@@ -90,7 +90,7 @@ def test_what_stands_still_is_in_no_plan(name):
 
 @functools.cache
 def unskipped(name):
-  """What a chain without `skip_stale` moves."""
+  """Counts of what a chain without `skip_stale` moves."""
   of = recipe()._replace(row_optimizer=slip.rowwise_adagrad(0.05))
   trainer = make_parts(of, WHERE[name], small.DENSE, 3, HOT)
   with batches_for(trainer) as batches:
@@ -102,6 +102,7 @@ def assert_moves_no_more(trainer, batches, plain):
     skipped = list(train(trainer, batches, STEPS))[-1].counters
   for kind in ('rows_loaded', 'rows_stored', 'bytes_loaded', 'bytes_stored'):
     assert getattr(skipped, kind) <= getattr(plain, kind)
+  return skipped
 
 
 @pytest.mark.parametrize('name', WHERE)
@@ -123,7 +124,9 @@ def test_freezing_rows_never_moves_more(name, target, lengths):
   trainer = make_parts(of, WHERE[name], small.DENSE, 3, HOT)
   skip = slip.Skip(target, 'stale', 'rows', Phases(*lengths), drop_of='hot')
   batches = slipstream(trainer, source(), skip)
-  assert_moves_no_more(trainer, batches, unskipped(name))
+  skipped = assert_moves_no_more(trainer, batches, unskipped(name))
+  if name == 'streamed' and target > 0.1:  # else all rows may move in windows
+    assert skipped.rows_stored < unskipped(name).rows_stored
 
 
 @pytest.mark.parametrize('placement', ['streamed', 'pinned'])
