@@ -275,6 +275,8 @@ class Checkpoints:
     errors, chains = zip(*map(json.loads, texts), strict=True)
     if devices.process:
       self._chain = known_by(chains[0])
+    else:
+      self.maintenance.end(writer.chain)
     # Those that failed themselves come before the one that waited for them.
     said = next(filter(None, errors[::-1]), None)
     return writer.error if said in (None, own) else UserError(**said)

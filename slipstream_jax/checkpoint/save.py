@@ -223,7 +223,7 @@ class Writer:
     finally:
       self.give_up()
       self.rows_end.set()
-      if not self._owner:
+      if self._owners == 1:  # else others may be writing still
         self._maintenance.end(self.chain)
 
   def _write_rows(self) -> dict[str, FileFacts]:
@@ -258,9 +258,14 @@ class Writer:
           last_look = self.failed.is_set()
           try:
             rows[key] = facts_in(self._place, name)._replace(owner=owner)
-          except FileNotFoundError:
+          except FileNotFoundError as error:
             if last_look:
-              raise
+              raise UserError(
+                WRITTEN_WHOLE,
+                got=f'no rows of process {owner}',
+                where=f'{self._place.url}/{name}',
+                hint='see why that process wrote none',
+              ) from error
             self.failed.wait(pause)
             pause = min(2 * pause, _LOOKS_S[1])
     return rows
