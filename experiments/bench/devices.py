@@ -129,7 +129,11 @@ def _compared(
 
 
 def _of_processes(bar: Any, rounds: int, steps: int) -> list[dict[str, Any]]:
-  """Returns the median examples/s of a run for each number of processes."""
+  """Returns the examples/s of runs for each number of processes.
+
+  They are the median over lines of metrics, as some steps wait for programs
+  that another process compiles.
+  """
   import numpy as np
 
   from experiments.common import cli, record
@@ -137,7 +141,7 @@ def _of_processes(bar: Any, rounds: int, steps: int) -> list[dict[str, Any]]:
 
   rates: dict[int, list[float]] = {1: [], 2: []}
   more = ['skip.mode=off', 'eval.curve_steps=0', f'train.steps={steps}']
-  more += [f'parts={_PARTS}']
+  more += [f'parts={_PARTS}', f'log_steps={max(1, steps // 30)}']
   arguments = cli.without(_OWN) + [f'--config.{one}' for one in more]
   bar.begin('processes', rounds * len(rates), 'run')
   with tempfile.TemporaryDirectory(prefix='slipstream-bench-') as folder:
@@ -160,8 +164,11 @@ def _of_processes(bar: Any, rounds: int, steps: int) -> list[dict[str, Any]]:
             where='experiments.bench.devices',
             hint='try it by itself: ' + shlex.join(command[1:]),
           )
-        summary = json.loads((where / record.SUMMARY).read_text())
-        of_number.append(summary['examples_per_s'])
+        text = (where / record.METRICS).read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        of_number += [
+          one['examples_per_s'] for one in lines if one['kind'] == 'train'
+        ]
   return [
     {'processes': number, 'examples/s': float(np.median(of_number))}
     for number, of_number in rates.items()
