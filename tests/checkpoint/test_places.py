@@ -14,6 +14,7 @@ from slipstream_jax.checkpoint.chain import (
   prune,
 )
 from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.row_file import facts_in
 from slipstream_jax.errors import UserError
 from tests.checkpoint import small
 
@@ -104,6 +105,8 @@ def test_a_chain_lives_anywhere(place, tmp_path):
   meant |= small.expected('lazy_adam', range(50, 60), 2)
   assert find_chains(place).chains == [chain]
   assert small.restored(place, chain) == meant
+  for facts in chain[-1].rows.values():
+    assert facts_in(place, facts.name) == facts
   copy = open_place(tmp_path / 'copy')
   assert small.restored(copy, (copy_as_base(place, chain, copy),)) == meant
   base = consolidate(place, chain)

@@ -10,6 +10,7 @@ import pytest
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.row_file import (
   check_row_file,
+  facts_in,
   Leaf,
   leaves_in,
   leaves_of,
@@ -37,6 +38,7 @@ def test_what_is_written_is_read(tmp_path_factory, data, kind, rows, size):
     facts = write_row_file(place, 'a', leaves, given_pieces)
   assert (facts.rows, facts.bytes) == (len(rows), place.size('a'))
   assert leaves_in(place, 'a') == leaves
+  assert facts_in(place, 'a') == facts
   check_row_file(place, facts)
   pieces = list(read_row_file(place, facts))
   read = np.concatenate([np.int64([]), *(piece.rows for piece in pieces)])
@@ -47,6 +49,17 @@ def test_what_is_written_is_read(tmp_path_factory, data, kind, rows, size):
       assert part.values[name].dtype == array.dtype
       assert part.values[name].flags.aligned
       assert part.values[name].flags.writeable
+
+
+def test_a_file_without_its_end_has_no_facts(tmp_path):
+  place = open_place(tmp_path)
+  write_row_file(place, 'a', small.leaves('rows'), [small.piece('rows', [3])])
+  for size in (1, place.size('a') - 1):
+    place.write('b', [place.read('a', 1 << 20)[:size]])
+    with pytest.raises(UserError, match='must be as it was written'):
+      facts_in(place, 'b')
+  with pytest.raises(FileNotFoundError):
+    facts_in(place, 'c')
 
 
 @given(rows=small.ROWS, size=st.sampled_from([1, 50, 1 << 20]))
