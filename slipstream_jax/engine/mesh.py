@@ -156,18 +156,11 @@ class Devices(NamedTuple):
 
   def _put(self, of_lanes: Sequence[Sequence[Any]], how: Spec) -> list[Any]:
     """Puts an equally long list of arrays on each own device."""
-    sharding = NamedSharding(self.mesh, how)
-    devices = [self.mesh.devices[lane] for lane in self.own]
-    put = jax.device_put([list(leaves) for leaves in of_lanes], devices)
-    arrays = []
-    for parts in zip(*put, strict=True):
-      shape = parts[0].shape
-      if how == SPLIT:
-        shape = self.lanes * shape[0], *shape[1:]
-      arrays.append(
-        jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
-      )
-    return arrays
+    own, sharding = self.own, NamedSharding(self.mesh, how)
+    return [
+      _joined(dict(zip(own, parts, strict=True)), sharding)
+      for parts in zip(*of_lanes, strict=True)
+    ]
 
   def run(
     self,
@@ -207,6 +200,25 @@ class Devices(NamedTuple):
       check_vma=False,
     )
     return Program(jax.jit(mapped, donate_argnums=donate))
+
+
+def _joined(parts: dict[int, Any], sharding: NamedSharding) -> jax.Array:
+  """Puts an array on the device of each lane, as one array of all devices."""
+  one, split = next(iter(parts.values())), sharding.spec == SPLIT
+  shape, size = one.shape, 1
+  if split:
+    size = max(1, shape[0])
+    shape = sharding.mesh.size * shape[0], *shape[1:]
+  if isinstance(one, jax.Array):
+    devices = [sharding.mesh.devices[lane] for lane in parts]
+    put = jax.device_put([*parts.values()], devices)
+    return jax.make_array_from_single_device_arrays(shape, sharding, put)
+
+  def part(index: Any) -> np.ndarray:
+    return np.asarray(parts[(index[0].start or 0) // size] if split else one)
+
+  # Calls of `device_put` for each device take four times as long.
+  return jax.make_array_from_callback(shape, sharding, part)
 
 
 class Program:
