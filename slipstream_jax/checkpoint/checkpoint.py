@@ -53,7 +53,7 @@ from slipstream_jax.checkpoint.state import (
   WHOLE,
 )
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.engine.mesh import words_of
+from slipstream_jax.engine.mesh import error_of, words_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training.trainer_parts import TrainerParts
@@ -279,7 +279,7 @@ class Checkpoints:
       self.maintenance.end(writer.chain)
     # Those that failed themselves come before the one that waited for them.
     said = next(filter(None, errors[::-1]), None)
-    return writer.error if said in (None, own) else UserError(**said)
+    return writer.error if said in (None, own) else error_of(said)
 
   def _report(self, error: BaseException) -> None:
     on_error = self._saving.on_error

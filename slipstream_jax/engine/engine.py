@@ -10,12 +10,12 @@ from jaxtyping import Float, Shaped
 import numpy as np
 
 from slipstream_jax.distributed.lanes import over_lanes
-from slipstream_jax.distributed.own_rows import open_own
 from slipstream_jax.engine import counters
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
 from slipstream_jax.engine.lane_rows import LaneRows
 from slipstream_jax.engine.mesh import Devices
+from slipstream_jax.engine.own_rows import open_own
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS, plan_with

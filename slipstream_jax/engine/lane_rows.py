@@ -19,13 +19,13 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.distributed.lanes import owners, places_by_lane
-from slipstream_jax.distributed.own_rows import own_bits
 from slipstream_jax.engine import apply, mesh
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.device_rows import DeviceRows, Indices
 from slipstream_jax.engine.group_rows import GroupRows, lanes_of, Piece
 from slipstream_jax.engine.mesh import Devices, SPLIT, WHOLE
+from slipstream_jax.engine.own_rows import own_bits
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store.base import FirstRows, pieces_of, RowStore, set_rows

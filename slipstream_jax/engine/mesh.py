@@ -111,10 +111,10 @@ class Devices(NamedTuple):
       except Exception as caught:
         error, own = caught, json.dumps(words_of(caught)).encode()
     said = json.loads(self.exchanged(own)[0])
+    if error is None and 'value' not in said:
+      error = error_of(said)
     if error is not None:
       raise error
-    if 'value' not in said:
-      raise UserError(**said)
     return said['value']
 
   def split(self, tree: Any) -> Any:
@@ -374,6 +374,12 @@ def words_of(error: BaseException) -> dict[str, str]:
     'where': f'process {jax.process_index()}',
     'hint': 'see what that one says',
   }
+
+
+def error_of(words: dict[str, str]) -> UserError:
+  """Inverse of `words_of`."""
+  got, where, hint = words['got'], words['where'], words['hint']
+  return UserError(words['rule'], got=got, where=where, hint=hint)
 
 
 def everywhere(tree: Any) -> Any:

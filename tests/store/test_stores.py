@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from slipstream_jax.distributed.lanes import owners
-from slipstream_jax.distributed.own_rows import open_own
+from slipstream_jax.engine.own_rows import open_own
 from slipstream_jax.store.base import (
   FirstRows,
   ignore_writes,
