@@ -72,7 +72,7 @@ class _Places:
         for leaf, some in zip(
           leaves, (values.rows, *values.state), strict=True
         ):
-          if some.any():
+          if some.reshape(-1).view(np.uint8).any():  # -0.0 is no zero
             leaf[places[0] : places[-1] + 1] = some
       return RowBlock(leaves[0], tuple(leaves[1:]))
 

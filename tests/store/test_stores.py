@@ -19,7 +19,7 @@ from slipstream_jax.store.base import (
   set_rows,
   Storage,
 )
-from slipstream_jax.store.memory import MemoryStore
+from slipstream_jax.store.memory import MEMORY, MemoryStore
 from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.store.tiered import TieredStore
 from slipstream_jax.types import RowBlock
@@ -182,6 +182,20 @@ class StoreMachine(RuleBasedStateMachine):
       self.store.close()
       assert not list(pathlib.Path(self.folder).iterdir())
       os.rmdir(self.folder)
+
+
+def test_first_values_of_processes_keep_their_bits():
+  negative = np.full((N, 2), -0.0, np.float32)
+  first = FirstRows(
+    N,
+    lambda rows: RowBlock(negative[rows], (negative[rows, 0],)),
+    lambda: RowBlock(negative, (negative[:, 0],)),
+  )
+  (store,) = open_own(MEMORY, [first], 2, (1,))
+  store.reset(first)
+  block = store.table()
+  assert np.signbit(block.rows).all()
+  assert np.signbit(block.state[0]).all()
 
 
 TestStoreMachine = StoreMachine.TestCase
