@@ -99,8 +99,7 @@ def from_first(value: bool) -> bool:
   """Returns what the first process gives. All processes must call it."""
   if not are_several():
     return value
-  own = int(value and is_first())
-  return 1 in devices_of(jax.device_count()).agreed(own)
+  return bool(devices_of(jax.device_count()).from_first(lambda: value))
 
 
 class Watch:

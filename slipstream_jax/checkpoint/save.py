@@ -95,7 +95,7 @@ def is_same(
 
 
 class Start(NamedTuple):
-  """What a checkpoint begins from, which several processes agree on."""
+  """Beginning of a checkpoint, on which several processes agree."""
 
   chain: Chain
   """The chain that it follows. Only the first process has it."""
