@@ -23,6 +23,7 @@ NUMBER = 'JAX_PROCESS_ID'
 itself reads JAX_COORDINATOR_ADDRESS."""
 _HEARTBEAT_S, _SHUTDOWN_S = 10, 30
 _TICK_S = 0.5
+_IN_JAX = 1.4  # times as long
 _OWN = 'experiments', 'slipstream_jax'
 
 
@@ -111,9 +112,10 @@ class Watch:
   def __init__(self, seconds: float) -> None:
     """Ends it after so many seconds without a step. 0: never.
 
-    It waits three times as long while the thread is in JAX, where it may wait
-    for another process, which compiles. In the first step of a block it waits
-    there without a limit, as the first process may still write a checkpoint.
+    It waits 1.4 times as long while the thread is in JAX, where it may wait for
+    another process. So one that hangs is the first to say where. In the first
+    step of a block it waits there without a limit, as the first process may
+    still write a checkpoint.
     """
     self._most = seconds if are_several() else 0
     self._idle, self._taken, self._before = 0.0, 0, 0
@@ -158,7 +160,7 @@ class Watch:
     frame = sys._current_frames()[self._thread]
     in_jax = _package(frame) == 'jax'
     first = self._taken == self._before
-    if in_jax and (first or self._idle <= 3 * self._most):
+    if in_jax and (first or self._idle <= _IN_JAX * self._most):
       return
     while frame.f_back and _package(frame) not in _OWN:
       frame = frame.f_back

@@ -106,7 +106,8 @@ class LanesState(NamedTuple):
   states: list[Any]
   """Per lane, the state of the placement."""
   slots: int
-  """C, slots of each lane, which copies of frozen rows may be in."""
+  """C, slots of each lane. Rows may come to them later: copies of frozen ones,
+  or hot rows of a placement that swaps them."""
   places: list[Int[np.ndarray, ' H_and_1']] | None
   """Per lane, the place among its hot rows of each hot row of the group. That
   of all others is the number of its hot rows."""
@@ -127,6 +128,7 @@ def over_lanes(placement: Placement, lanes: int) -> Placement:
     start=functools.partial(_start, placement, lanes),
     plan=functools.partial(_plan, placement, lanes),
     freeze=functools.partial(_freeze, placement, lanes),
+    swap=functools.partial(_swap, placement),
   )
 
 
@@ -195,7 +197,7 @@ def _start(
       place[:-1][mine] = np.arange(mine.sum())
       places.append(place)
   slots = len(rows) // lanes
-  if placement.copies_frozen:
+  if placement.copies_frozen or placement.swaps:
     slots = max(len(NO_ROWS if one is None else one.rows) for one in hot_of)
   return LanesState(states, slots, places, hot_of, {})
 
@@ -209,6 +211,11 @@ def _freeze(
     masks = [stale[place[:-1] < place[-1]] for place in state.places]
   pairs = zip(state.states, masks, strict=True)
   return state._replace(states=[placement.freeze(*pair) for pair in pairs])
+
+
+def _swap(placement: Placement, state: LanesState, here: bool) -> LanesState:
+  states = [placement.swap(one, here) for one in state.states]
+  return state._replace(states=states)
 
 
 def _split(state: LanesState, batch: Unique, lanes: int) -> list[Unique]:

@@ -268,14 +268,13 @@ class GroupRows:
     if not swaps or here == self.hot_here:
       return
     self.write_back()
-    rows = self._hot_rows if here else NO_ROWS
-    self.kept = self._on_device(self._copy_of(rows, len(rows)), rows.copy())
-    moved = len(self._hot_rows)
+    self.kept = self._on_device(self.none, NO_ROWS)
     if here:
-      self._count_loads(moved, self.row_bytes)
-    else:
-      nbytes = moved * self.row_bytes
-      self._count(Counters(rows_stored=moved, bytes_stored=nbytes))
+      self._keep_some(self._hot_slots())
+      return
+    moved = len(self._hot_rows)
+    nbytes = moved * self.row_bytes
+    self._count(Counters(rows_stored=moved, bytes_stored=nbytes))
 
   @property
   def hot_here(self) -> bool:
@@ -467,12 +466,12 @@ class GroupRows:
     # Copies are dropped without being stored, as their rows did not change.
     self.kept = self._on_device(self.none, NO_ROWS)
     if stale is not None and stale.any():
-      rows = np.full(self._copy_slots(), -1)
+      rows = np.full(len(self._hot_slots()), -1)
       self.kept = self._on_device(self._zeros(len(rows)), rows, copies=True)
 
-  def _copy_slots(self) -> int:
-    """Returns the number of slots for copies of frozen rows, a constant."""
-    return len(self._hot_rows)
+  def _hot_slots(self) -> RowIds:
+    """Returns the hot rows in slots for all of them. -1: the slot is empty."""
+    return self._hot_rows
 
   def _zeros(self, size: int) -> RowBlock:
     """Returns rows of zeros, made on the device."""

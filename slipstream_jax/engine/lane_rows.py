@@ -183,8 +183,9 @@ class LaneRows(GroupRows):
     )
     return block
 
-  def _copy_slots(self) -> int:
-    return places_by_lane(self._hot_rows, self.devices.lanes).size
+  def _hot_slots(self) -> RowIds:
+    places = places_by_lane(self._hot_rows, self.devices.lanes).reshape(-1)
+    return np.where(places < 0, -1, self._hot_rows[places])
 
   def _zeros(self, size: int) -> RowBlock:
     split = NamedSharding(self.devices.mesh, SPLIT)

@@ -19,8 +19,6 @@ from slipstream_jax.engine.mesh import devices_of
 from slipstream_jax.engine.planner import Slices
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.models.towers import is_over_batch
-from slipstream_jax.placement import Placement
-from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.tables import Group
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.transforms.row_state import RowStateLayout, split
@@ -98,7 +96,6 @@ def check_divided(
   recipe: Recipe,
   layouts: Sequence[RowStateLayout],
   state: TrainState,
-  placements: Sequence[Placement],
   rows: str,
 ) -> None:
   """Checks that a step gives the same bits however it is divided.
@@ -110,25 +107,18 @@ def check_divided(
     'a model that keeps statistics of batches': bool(state.model_state),
     'a model whose loss is over the whole batch': is_over_batch(recipe.model),
     f'{recipe.microbatches} microbatches': recipe.microbatches > 1,
-    'a recipe that skips bad steps': recipe.skips_bad_steps,
     f'rows that cross as {rows}': rows != 'stream',
-    "placement 'swapped'": any(one.swaps for one in placements),
   }
   for got, is_there in refused.items():
     if is_there:
-      refuse(got)
+      raise UserError(
+        'a step divided into parts or over devices must not depend on how',
+        got=got,
+        where='Trainer, devices',
+        hint='leave devices and parts out, or leave this out',
+      )
   for group in recipe.tables.groups:
     _check_rows_apart(recipe, group, recipe.layout(group))
-
-
-def check_schedule(spec: ScheduleSpec) -> None:
-  """Checks that a divided step can follow the schedule.
-
-  Raises:
-    UserError: it changes the order of examples.
-  """
-  if spec.regrouping is not None:
-    refuse('a system that changes the order of examples')
 
 
 def check_one_process(got: str) -> None:
@@ -144,16 +134,6 @@ def check_one_process(got: str) -> None:
       where='Trainer',
       hint='leave it out, or train in one process',
     )
-
-
-def refuse(got: str) -> None:
-  """Raises the error for what a divided step does not support."""
-  raise UserError(
-    'a step divided into parts or over devices must not depend on how',
-    got=got,
-    where='Trainer, devices',
-    hint='leave devices and parts out, or leave this out',
-  )
 
 
 def _check_rows_apart(

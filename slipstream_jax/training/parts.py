@@ -37,10 +37,12 @@ from slipstream_jax.training.forward import mean_of, pass_of
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.step import (
   Blocks,
+  is_finite,
   mean_weight,
   row_bits,
   RowNumbers,
   RowWeights,
+  unless_bad,
   update_dense,
   update_rows,
 )
@@ -530,6 +532,12 @@ def _update(
   new = update_dense(
     recipe, state, sums.dense, batches_seen, weight, loss, axis_name=AXIS
   )
+  good = None
+  if recipe.skips_bad_steps:
+    # Bad rows of one device end the step of all.
+    own = is_finite(loss, new.params, row_grads)
+    good = lax.pmin(own.astype(jnp.int32), AXIS) > 0
+    frozen = tuple(mask | ~good for mask in frozen)
   rows, row_globals, touched = update_rows(
     recipe,
     layouts,
@@ -543,4 +551,7 @@ def _update(
     state.step,
     numbers,
   )
-  return new._replace(row_globals=row_globals), rows, loss, touched
+  new = new._replace(row_globals=row_globals)
+  if good is not None:
+    new, loss, touched = unless_bad(good, state, new, loss, touched)
+  return new, rows, loss, touched

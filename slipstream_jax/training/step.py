@@ -66,7 +66,7 @@ def step(
   row_grads = fused.with_bags(recipe, row_grads, inverses)
   good = None
   if recipe.skips_bad_steps:
-    good = _is_finite(loss, new_state.params, row_grads)
+    good = is_finite(loss, new_state.params, row_grads)
     frozen = tuple(mask | ~good for mask in frozen)
   new_blocks, row_globals, touched = update_rows(
     recipe,
@@ -82,21 +82,33 @@ def step(
   )
   new_state = new_state._replace(row_globals=row_globals)
   if good is not None:
-    # Steps are counted in any case, so that later steps draw the same numbers.
-    new_state = jax.tree.map(
-      lambda new, old: jnp.where(good, new, old),
-      new_state,
-      state._replace(step=new_state.step),
-    )
-    # Reports a loss that is not finite for a bad step, whatever it was.
-    loss = jnp.where(good | ~jnp.isfinite(loss), loss, jnp.nan)
-    touched = tuple(mask & good for mask in touched)
+    changed = new_state, loss, touched
+    new_state, loss, touched = unless_bad(good, state, *changed)
   return new_state, new_blocks, loss, touched
 
 
-def _is_finite(
-  loss: Float[jax.Array, ''], *changes: Any
-) -> Bool[jax.Array, '']:
+def unless_bad(
+  good: Bool[jax.Array, ''],
+  state: TrainState,
+  new_state: TrainState,
+  loss: Float[jax.Array, ''],
+  touched: Masks,
+) -> tuple[TrainState, Float[jax.Array, ''], Masks]:
+  """Returns a step's results, of which a bad one has changed nothing.
+
+  Its loss is not finite. Its rows must have been frozen before.
+  """
+  # Steps are counted in any case, so that later steps draw the same numbers.
+  new_state = jax.tree.map(
+    lambda new, old: jnp.where(good, new, old),
+    new_state,
+    state._replace(step=new_state.step),
+  )
+  loss = jnp.where(good | ~jnp.isfinite(loss), loss, jnp.nan)
+  return new_state, loss, tuple(mask & good for mask in touched)
+
+
+def is_finite(loss: Float[jax.Array, ''], *changes: Any) -> Bool[jax.Array, '']:
   """Whether the loss and every element of these trees are finite."""
   good = jnp.isfinite(loss)
   for leaf in jax.tree.leaves(changes):

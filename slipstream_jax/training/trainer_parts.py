@@ -55,7 +55,6 @@ from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
 from slipstream_jax.training.divided import (
   check_divided,
-  check_schedule,
 )
 from slipstream_jax.training.loss_kinds import is_logistic, kinds_of, LossKind
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
@@ -256,7 +255,7 @@ def make_parts(
   devices = None
   if over is not None:
     devices = devices_of(over.devices)
-    check_divided(recipe, programs.layouts, state, placements, rows)
+    check_divided(recipe, programs.layouts, state, rows)
   states, draws = programs.untrained_row_state, draws_of(tables)
   untrained = UntrainedRows(tables, states, seed, draws)
   engine = Engine(untrained, placements, hot, storage, devices)
@@ -496,8 +495,6 @@ def start_watch(trainer: TrainerParts) -> None:
 
 def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
   """Checks that the trainer can follow the schedule."""
-  if trainer.over is not None:
-    check_schedule(spec)
   if spec.needs_hot:
     check_hot(trainer.engine.hot, 'skipping and regrouping need hot rows')
   skips = any(layout.skips for layout in trainer.programs.layouts)

@@ -1,12 +1,19 @@
 """A step with a bad loss: as if it had not been taken, or past its batch."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from slipstream_jax.data.numbered import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.engine.planner import Slices
 from slipstream_jax.errors import UserError
+from slipstream_jax.initializers import Constant
+from slipstream_jax.models.adapters import Functions
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.loop import BadLoss, leave_out, train
+from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer_parts import make_parts, planned
 from tests.support import short_runs, small
 from tests.support.short_runs import BATCH, WHERE
@@ -22,9 +29,11 @@ def columns():
   return made
 
 
-def parts(placement, skips=True, of=None):
+def parts(placement, skips=True, of=None, devices=None):
   recipe = (of or small.recipe('adagrad'))._replace(skips_bad_steps=skips)
-  return make_parts(recipe, WHERE[placement], small.DENSE, 3, short_runs.HOT)
+  over = None if devices is None else Slices(devices, 8)
+  where = WHERE[placement]
+  return make_parts(recipe, where, small.DENSE, 3, short_runs.HOT, over=over)
 
 
 def everything(trainer):
@@ -40,9 +49,12 @@ def assert_same(one, other):
     np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('placement', WHERE)
-def test_a_bad_step_changes_nothing(placement):
-  trainer = parts(placement)
+@pytest.mark.parametrize(
+  ('placement', 'devices'),
+  [*((name, None) for name in WHERE), ('pinned', 8), ('look_ahead', 2)],
+)
+def test_a_bad_step_changes_nothing(placement, devices):
+  trainer = parts(placement, devices=devices)
   with planned(trainer, ColumnBatches(columns(), BATCH), 0) as batches:
     before = after = None
     for number in range(9):
@@ -59,8 +71,9 @@ def test_a_bad_step_changes_nothing(placement):
   assert trainer.engine.counters.examples_trained == 9 * BATCH
 
 
-def test_of_a_chain_that_skips_it_changes_nothing_either():
-  trainer = parts('pinned', of=short_runs.chain())
+@pytest.mark.parametrize('devices', [None, 2])
+def test_of_a_chain_that_skips_it_changes_nothing_either(devices):
+  trainer = parts('pinned', of=short_runs.chain(), devices=devices)
   with planned(trainer, ColumnBatches(columns(), BATCH), 0) as batches:
     list(train(trainer, batches, BAD))
     before = everything(trainer)
@@ -68,6 +81,39 @@ def test_of_a_chain_that_skips_it_changes_nothing_either():
     assert not np.isfinite(record.loss)
     assert_same(before, everything(trainer))
     assert all(np.isfinite(r.loss) for r in train(trainer, batches, 3))
+
+
+def test_bad_rows_of_one_device_make_a_bad_step():
+  """The loss and the gradients of all that other devices update are finite."""
+  tables = {
+    'good': Table(64, 4, initializer=Constant(0.5)),
+    'bad': Table(8, 2, initializer=Constant(0.0)),
+  }
+  model = Functions(
+    init=lambda key, dense, embeddings: {'w': jnp.zeros(())},
+    apply=lambda params, dense, embeddings: (
+      params['w']
+      + embeddings['good'].sum(-1)
+      # The root of 0 has no derivative.
+      + jnp.sqrt(jnp.square(embeddings['bad']).sum(-1))
+    ),
+  )
+  features = {name: Feature(name) for name in tables}
+  sgd = optax.sgd(0.1)
+  recipe = Recipe(
+    model, TableSet(tables, features), sgd, sgd, skips_bad_steps=True
+  )
+  first = recipe.tables.first_rows
+  lookups = np.stack([first['good'] + np.arange(64), np.full(64, first['bad'])])
+  columns = Columns(np.zeros((64, 1), np.float32), lookups.T, np.ones(64))
+  for devices in None, 1, 8:
+    over = None if devices is None else Slices(devices, 8)
+    trainer = make_parts(recipe, 'streamed', 1, 3, over=over)
+    before = everything(trainer)
+    with planned(trainer, ColumnBatches(columns, 64), 0) as batches:
+      (record,) = train(trainer, batches, 1)
+    assert np.isnan(record.loss)
+    assert_same(before, everything(trainer))
 
 
 def test_all_placements_skip_alike():

@@ -28,8 +28,7 @@ from tests.support import market, small
 from tests.support.small import assert_same_bits, BATCH
 
 PARTS = 8
-PLACED = {name: PLACEMENTS[name] for name in ('resident', 'streamed', 'pinned')}
-PLACED['cached'] = cached(8, look_ahead=3)
+PLACED = PLACEMENTS | {'cached': cached(8, look_ahead=3)}
 
 
 MAKE = {
@@ -426,7 +425,6 @@ def test_parts_must_divide_each_batch():
   ('change', 'words'),
   [
     ({'microbatches': 2}, '2 microbatches'),
-    ({'skips_bad_steps': True}, 'skips bad steps'),
     (
       {'row_optimizer': CLIPPED},
       'several rows at once',
@@ -440,8 +438,6 @@ def test_what_depends_on_how_a_step_is_divided_is_refused(change, words):
     start(2, of=of)
 
 
-def test_placements_schedules_and_systems_are_refused():
-  with pytest.raises(UserError, match='swapped'):
-    start(2, 'swapped')
+def test_systems_whose_rows_cross_otherwise_are_refused():
   with pytest.raises(UserError, match='cross as pooled'):
     start(2, rows='pooled')

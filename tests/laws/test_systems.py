@@ -12,6 +12,7 @@ import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.numbered import ColumnBatches, Columns, NumberedBatches
+from slipstream_jax.engine.planner import Slices
 from slipstream_jax.errors import UserError
 from slipstream_jax.initializers import Constant
 from slipstream_jax.models.adapters import Functions
@@ -48,18 +49,19 @@ def spec_of(system, held_out=HELD_OUT):
   return SCHEDULES[system.schedule](*given.get(system.schedule, ()))
 
 
-def trainer_of(system, recipe, dense=small.DENSE, hot=HOT):
+def trainer_of(system, recipe, dense=small.DENSE, hot=HOT, over=None):
   recipe = recipe._replace(microbatches=system.microbatches)
   where = PLACES[system.placement]
-  return make_parts(recipe, where, dense, 3, hot, system.rows)
+  return make_parts(recipe, where, dense, 3, hot, system.rows, over=over)
 
 
 def source(columns=COLUMNS):
   return ColumnBatches(columns, SIZE, shuffle_seed=1, epochs=2)
 
 
-def start(system, skip=None):
-  trainer = trainer_of(system, small.recipe('adagrad', length=2))
+def start(system, skip=None, devices=None):
+  over = None if devices is None else Slices(devices, 8)
+  trainer = trainer_of(system, small.recipe('adagrad', length=2), over=over)
   spec = spec_of(system)
   if skip is None:
     return trainer, scheduled(trainer, source(), spec, 2)
@@ -332,6 +334,62 @@ def test_slipstream_goes_with_every_system(system, policy):
     for batch in batches:
       popular = small.hot_examples(HOT, batch.lookups)[batch.weights > 0]
       assert popular.all() or not popular.any()
+
+
+def over_devices(devices, schedule, placement, skip, steps=1000, before=None):
+  """Trains on several devices, perhaps from a folder on, and saves there."""
+  trainer, batches = start(System('', schedule, placement), skip, devices)
+  with batches:
+    if before is not None and before.exists():
+      with contextlib.closing(Checkpoints(before)) as checkpoints:
+        batches.set_state(checkpoints.restore(trainer).schedule_state)
+    losses = [record.loss for record in train(trainer, batches, steps)]
+    if before is not None:
+      with contextlib.closing(Checkpoints(before)) as checkpoints:
+        checkpoints.save(trainer, batches.get_state())
+  counters = trainer.engine.counters._replace(bytes_exchanged=0)
+  return everything(trainer), losses, counters
+
+
+one_device = functools.cache(functools.partial(over_devices, 1))
+
+
+@pytest.mark.parametrize(
+  ('schedule', 'placement', 'skip', 'devices'),
+  [
+    ('fae', 'swapped', None, 8),
+    ('hotline', 'pinned', SKIP, 2),
+    *(
+      pytest.param(*one, devices, marks=pytest.mark.slow)
+      for devices in (2, 4, 8)
+      for one in (
+        ('fae', 'swapped', SKIP),
+        ('fae', 'pinned', None),
+        ('hotline', 'swapped', None),
+        ('hotline', 'cached', SKIP._replace(policy='surprise_offset')),
+        ('hotline_micro', 'pinned', None),
+      )
+    ),
+  ],
+)
+def test_devices_change_no_number_of_a_schedule(
+  schedule, placement, skip, devices, tmp_path
+):
+  where = 'streamed' if placement == 'cached' else placement
+  whole = one_device(schedule, where, skip)
+  other = over_devices(devices, schedule, placement, skip)
+  assert_same_bits(other[:2], whole[:2])
+  if where == placement:
+    assert other[2] == whole[2]
+  # In the midst of a run of popular examples, or of others.
+  for stop in (9, 14):
+    of = schedule, placement, skip
+    folder = tmp_path / str(stop)
+    losses = over_devices(devices, *of, stop, folder)[1]
+    end, more, counters = over_devices(1, *of, 1000, folder)
+    assert_same_bits((end, losses + more), whole[:2])
+    if where == placement:
+      assert counters == whole[2]
 
 
 def test_rows_on_the_host_cannot_be_elsewhere():

@@ -134,9 +134,8 @@ def store_of(table):
 
 def everything(trainer):
   """Copies of all rows with their state, and of all else on the device."""
-  return jax.tree.map(
-    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
-  )
+  parts = trainer.engine.read_back(), trainer.whole_state
+  return jax.tree.map(np.array, jax.device_get(parts))
 
 
 def assert_same_bits(one, other):
