@@ -102,11 +102,10 @@ def exchange(unique: Unique, lanes: int, parts: int) -> Exchange:
   used = np.empty(parts, np.int64)
   _find_parts(inverse, of_part, own_inverse, used)
   some = bucket(int(used.max()))
-  # Whether each slice looks up each row, and the place among the exchanged.
-  by_slice = (of_part.reshape(lanes, parts // lanes, rows) >= 0).any(1)
-  before: np.ndarray = np.cumsum(by_slice, axis=1) - by_slice
-  starts = np.concatenate([before, by_slice.sum(1)[:, None]], 1)[:, bounds]
-  counts = np.diff(starts, axis=1).T
+  # Whether each slice looks up each row.
+  by_slice = np.empty((lanes, rows), bool)
+  counts = np.empty((lanes, lanes), np.int64)
+  _count(of_part, bounds, by_slice, counts)
   most = bucket(int(counts.max()), _SMALLEST)
   wanted = np.full((lanes, lanes, most), size, np.int32)
   summed = np.full((lanes, lanes, size), most, np.int32)
@@ -134,6 +133,28 @@ def _find_parts(
           count += 1
         out[part, example, column] = own[row] if row >= 0 else -1
     used[part] = count
+
+
+@kernel
+@no_type_check
+def _count(
+  of_part: np.ndarray,
+  bounds: np.ndarray,
+  by_slice: np.ndarray,
+  counts: np.ndarray,
+) -> None:
+  lanes = len(counts)
+  of_slice = len(of_part) // lanes
+  for number in range(lanes):
+    for lane in range(lanes):
+      count = 0
+      for row in range(bounds[lane], bounds[lane + 1]):
+        some = False
+        for part in range(number * of_slice, (number + 1) * of_slice):
+          some |= of_part[part, row] >= 0
+        by_slice[number, row] = some
+        count += some
+      counts[lane, number] = count
 
 
 @kernel

@@ -53,11 +53,16 @@ def _shift(block: int, lanes: int) -> int:
 
 @kernel
 @no_type_check
+def _owner(row: int, lanes: int) -> int:
+  block = row // lanes
+  return (row - block * lanes + _shift(block, np.uint64(lanes))) % lanes
+
+
+@kernel
+@no_type_check
 def _owners(rows: np.ndarray, lanes: int, out: np.ndarray) -> None:
   for u in range(len(rows)):
-    block = rows[u] // lanes
-    shift = _shift(block, np.uint64(lanes))
-    out[u] = (rows[u] - block * lanes + shift) % lanes
+    out[u] = _owner(rows[u], lanes)
 
 
 @kernel
@@ -85,19 +90,54 @@ def places_by_lane(rows: RowIds, lanes: int) -> Int[np.ndarray, 'W H']:
 
 def in_lanes(unique: Unique, lanes: int) -> Unique:
   """Returns the unique rows ordered by lane, in their order within a lane."""
-  order = np.argsort(owners(unique.rows, lanes), kind='stable')
+  order = np.empty(len(unique.rows), np.int64)
   places = np.empty(len(order) + 1, np.int32)
-  places[order] = np.arange(len(order), dtype=np.int32)
   places[-1] = -1  # which padding reads
+  _by_owner(owners(unique.rows, lanes), lanes, order, places)
   hot = None if unique.hot is None else unique.hot[order]
   return Unique(
     unique.rows[order], places[unique.inverse], unique.counts[order], hot
   )
 
 
+@kernel
+@no_type_check
+def _by_owner(
+  owner: np.ndarray, lanes: int, order: np.ndarray, places: np.ndarray
+) -> None:
+  """Sorts positions by owner, stable, and finds the place of each position."""
+  starts = np.zeros(lanes + 1, np.int64)
+  for u in range(len(owner)):
+    starts[owner[u] + 1] += 1
+  for lane in range(lanes):
+    starts[lane + 1] += starts[lane]
+  for u in range(len(owner)):
+    place = starts[owner[u]]
+    order[place] = u
+    places[u] = place
+    starts[owner[u]] = place + 1
+
+
 def bounds_of(rows: RowIds, lanes: int) -> Int[np.ndarray, ' W_and_1']:
   """Returns where each lane begins in rows that are ordered by lane."""
-  return np.searchsorted(owners(rows, lanes), np.arange(lanes + 1))
+  out = np.empty(lanes + 1, np.int64)
+  _bounds_of(rows, lanes, out)
+  return out
+
+
+@kernel
+@no_type_check
+def _bounds_of(rows: np.ndarray, lanes: int, out: np.ndarray) -> None:
+  # Only the rows that a binary search looks at are hashed.
+  for lane in range(lanes + 1):
+    low, high = 0, len(rows)
+    while low < high:
+      middle = (low + high) // 2
+      if _owner(rows[middle], lanes) < lane:
+        low = middle + 1
+      else:
+        high = middle
+    out[lane] = low
 
 
 class LanesState(NamedTuple):

@@ -52,6 +52,28 @@ def _pad(slots: np.ndarray, past: int, out: np.ndarray) -> None:
     past += 1
 
 
+def pad_lanes(
+  values: Int[np.ndarray, ' n'],
+  bounds: Int[np.ndarray, ' W_and_1'],
+  past: int,
+  size: int,
+) -> Int[np.ndarray, ' W_size']:
+  """Returns the values of each lane, which begins at its bound, as `padded`."""
+  out = aligned(((len(bounds) - 1) * size,), np.int32)
+  _pad_lanes(values, bounds, past, size, out)
+  return out
+
+
+@kernel
+@no_type_check
+def _pad_lanes(
+  values: np.ndarray, bounds: np.ndarray, past: int, size: int, out: np.ndarray
+) -> None:
+  for lane in range(len(bounds) - 1):
+    own = values[bounds[lane] : bounds[lane + 1]]
+    _pad(own, past, out[lane * size : (lane + 1) * size])
+
+
 def sources(
   at: Int[np.ndarray, ' load'], loaded: int, held: int, size: int
 ) -> Int[np.ndarray, ' Q']:

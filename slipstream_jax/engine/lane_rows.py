@@ -24,7 +24,7 @@ from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.device_rows import DeviceRows, Indices
 from slipstream_jax.engine.group_rows import GroupRows, lanes_of, Piece
-from slipstream_jax.engine.mesh import Devices, SPLIT, WHOLE
+from slipstream_jax.engine.mesh import Devices, Packed, SPLIT, WHOLE
 from slipstream_jax.engine.own_rows import own_bits
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS
@@ -40,18 +40,6 @@ from slipstream_jax.types import (
 
 Bounds = Int[np.ndarray, ' W_and_1']
 _GO_ON = 1  # what a process says that reads another piece of all rows
-
-
-def laid_out(
-  values: Int[np.ndarray, ' n'], bounds: Bounds, past: int, size: int
-) -> Int[np.ndarray, ' W_size']:
-  """Pads the values of each lane to `size`, with numbers from `past` on."""
-  return np.concatenate(
-    [
-      apply.padded(values[start:end], past, size)
-      for start, end in itertools.pairwise(bounds)
-    ]
-  )
 
 
 def _starts(values: np.ndarray, bounds: Bounds) -> np.ndarray:
@@ -96,7 +84,7 @@ class LaneDeviceRows(DeviceRows):
     slots_of_lane = self.size // self.devices.lanes
     first = _starts(np.arange(len(bounds)) * slots_of_lane, bounds)
     own = np.where(slots < 0, -1, slots - first)
-    return laid_out(own, bounds, slots_of_lane, size)
+    return apply.pad_lanes(own, bounds, slots_of_lane, size)
 
   def evicted(self, slots: Slots) -> tuple[RowBlock, Bounds]:
     """Returns the rows at slots, each on its device, and where lanes begin."""
@@ -138,7 +126,7 @@ class LaneDeviceRows(DeviceRows):
       bounds = lanes_of(plan.store, plan.lanes)
       own = plan.store - _starts(plan.lanes, bounds)
       size = len(block.rows) // self.devices.lanes
-      at = self.devices.split(laid_out(own, bounds, size, _most(bounds)))
+      at = self.devices.split(apply.pad_lanes(own, bounds, size, _most(bounds)))
     if not self._takes(plan):
       return run(apply.gather_slots, block, at) if some else stored
     arguments: Any = self.block, slots, block
@@ -239,30 +227,26 @@ class LaneRows(GroupRows):
     """Returns a plan's rows on their devices, and arrays for `kept.write`."""
     kept, split, run = self.kept, self.devices.split, self.devices.run
     assert isinstance(kept, LaneDeviceRows)
-    room = _most(lanes)
+    room, bounds, slots, positions = _most(lanes), lanes, None, None
     if kept.size:
-      slots = split(kept.own_slots(plan.slots, lanes, room))
+      slots = kept.own_slots(plan.slots, lanes, room)
       if not len(plan.load):
-        return run(apply.gather_slots, kept.block, slots), (slots, None)
+        at = split(slots)
+        return run(apply.gather_slots, kept.block, at), (at, None)
       bounds = lanes_of(plan.load, lanes)
       own = plan.load - _starts(lanes, bounds)
-      padded = laid_out(own, bounds, room, _most(bounds))
-      positions = split(padded)
+      positions = apply.pad_lanes(own, bounds, room, _most(bounds))
       room = _most(bounds)
-    else:
-      bounds = lanes
     loaded, source, held = plan.rows[plan.load], None, None
     if forwarded is not None:
       held, at = forwarded
       some = np.searchsorted(np.flatnonzero(at < 0), bounds)
       size, rows = _most(some), len(held.rows) // self.devices.lanes
-      source = split(
-        np.concatenate(
-          [
-            apply.sources(at[start:end], size, rows, room)
-            for start, end in itertools.pairwise(bounds)
-          ]
-        )
+      source = np.concatenate(
+        [
+          apply.sources(at[start:end], size, rows, room)
+          for start, end in itertools.pairwise(bounds)
+        ]
       )
       loaded, bounds, room = loaded[at < 0], some, size
     block = self.devices.joined(
@@ -271,14 +255,13 @@ class LaneRows(GroupRows):
         for i in self.devices.own
       ]
     )
-    joined = () if held is None else (held, source)
     if not kept.size:
-      return (run(apply.join, block, *joined) if joined else block), (
-        None,
-        None,
-      )
-    arguments = kept.block, slots, block, positions, *joined
-    result = run(_assemble, *arguments, donate=(1, 3))
+      if held is not None:
+        block = run(apply.join, block, held, split(source))
+      return block, (None, None)
+    indices = self.devices.packed((slots, positions, source))
+    joined = () if held is None else (held,)
+    result = run(_assemble, kept.block, indices, block, *joined)
     return result[0], result[1:]
 
   def store(
@@ -384,9 +367,10 @@ class LaneRows(GroupRows):
 
 def _assemble(
   kept: RowBlock,
-  slots: jax.Array,
+  indices: Packed,
   loaded: RowBlock,
-  positions: jax.Array,
-  *joined: Any,
+  held: RowBlock | None = None,
 ) -> tuple[RowBlock, jax.Array, jax.Array]:
-  return apply.assemble(kept, slots, loaded, positions, joined or None)
+  slots, positions, source = indices.unpacked()
+  joined = None if held is None else (held, source)
+  return apply.assemble(kept, slots, loaded, positions, joined)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import functools
 import itertools
 import json
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -25,12 +26,48 @@ from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket
+from slipstream_jax.store.records import aligned
 from slipstream_jax.types import RowBlock
 
 AXIS = 'lanes'
 """Name of the mesh's only axis."""
 SPLIT, WHOLE = Spec(AXIS), Spec()
 """How an array is on the devices: split by its first axis, or whole on each."""
+
+
+@jax.tree_util.register_pytree_node_class
+class Packed:
+  """A tree of arrays, split by their first axis, that are on devices as one.
+
+  Each array takes its time to be put there. A program gets the tree by
+  `unpacked`.
+  """
+
+  def __init__(self, words: Any, form: Any, kinds: tuple[Any, ...]) -> None:
+    """Takes i32[W, n], the tree's form, and shape and dtype of each array.
+
+    They have elements of 4 bytes. Shapes are those on one device.
+    """
+    self.words, self.form, self.kinds = words, form, kinds
+
+  def tree_flatten(self) -> tuple[Any, Any]:
+    """Has programs compiled for each form and all shapes."""
+    return (self.words,), (self.form, self.kinds)
+
+  @classmethod
+  def tree_unflatten(cls, of: Any, children: Any) -> 'Packed':
+    """Inverse of `tree_flatten`."""
+    return cls(*children, *of)
+
+  def unpacked(self) -> Any:
+    """Returns the arrays of one device."""
+    start, leaves = 0, []
+    for shape, dtype in self.kinds:
+      end = start + math.prod(shape)
+      words = self.words[0, start:end]
+      leaves.append(lax.bitcast_convert_type(words, dtype).reshape(shape))
+      start = end
+    return jax.tree.unflatten(self.form, leaves)
 
 
 _CALLS = {
@@ -56,9 +93,7 @@ class Devices(NamedTuple):
   @property
   def own(self) -> tuple[int, ...]:
     """The lanes whose devices this process has."""
-    mine = jax.process_index()
-    of_process = (device.process_index for device in self.mesh.devices)
-    return tuple(i for i, process in enumerate(of_process) if process == mine)
+    return _own_lanes(self.mesh)
 
   @property
   def alone(self) -> bool:
@@ -133,6 +168,25 @@ class Devices(NamedTuple):
     ]
     return jax.tree.unflatten(form, self._put(parts, SPLIT))
 
+  def packed(self, tree: Any) -> Packed:
+    """Puts numpy arrays on the devices as one. See `split` and `Packed`."""
+    leaves, form = jax.tree.flatten(tree)
+    kinds = tuple(
+      ((len(leaf) // self.lanes, *leaf.shape[1:]), leaf.dtype)
+      for leaf in leaves
+    )
+    sizes = [math.prod(shape) for shape, _ in kinds]
+    # Each lane's begin such that XLA's CPU backend need not copy them.
+    words = aligned((len(self.own), -(-sum(sizes) // 16) * 16), np.int32)
+    for lane, own in zip(self.own, words, strict=True):
+      start = 0
+      for leaf, (shape, _), size in zip(leaves, kinds, sizes, strict=True):
+        part = leaf[lane * shape[0] : (lane + 1) * shape[0]]
+        own[start : start + size].view(leaf.dtype).reshape(shape)[...] = part
+        start += size
+    (on_all,) = self._put([[one[None]] for one in words], SPLIT)
+    return Packed(on_all, form, kinds)
+
   def whole(self, tree: Any) -> Any:
     """Puts arrays on each device, which must not be written again."""
     leaves, form = jax.tree.flatten(tree)
@@ -202,6 +256,13 @@ class Devices(NamedTuple):
       check_vma=False,
     )
     return Program(jax.jit(mapped, donate_argnums=donate))
+
+
+@functools.cache
+def _own_lanes(mesh: Mesh) -> tuple[int, ...]:
+  mine = jax.process_index()
+  of_process = (device.process_index for device in mesh.devices)
+  return tuple(i for i, process in enumerate(of_process) if process == mine)
 
 
 def _joined(parts: dict[int, Any], sharding: NamedSharding) -> jax.Array:

@@ -29,7 +29,14 @@ import numpy as np
 
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.lane_rows import block_places
-from slipstream_jax.engine.mesh import AXIS, Devices, on_first, SPLIT, WHOLE
+from slipstream_jax.engine.mesh import (
+  AXIS,
+  Devices,
+  on_first,
+  Packed,
+  SPLIT,
+  WHOLE,
+)
 from slipstream_jax.engine.planner import PlannedBatch, Slices
 from slipstream_jax.hashing import GOLDEN
 from slipstream_jax.training.divided import check_examples
@@ -79,20 +86,18 @@ class Parts(NamedTuple):
 class Inputs(NamedTuple):
   """A step's arrays, split over the devices."""
 
-  wanted: tuple[jax.Array, ...]
+  wanted: tuple[Array, ...]
   """Per group, as in `Exchange`, like the next three."""
-  picked: tuple[jax.Array, ...]
-  returned: tuple[jax.Array, ...]
-  summed: tuple[jax.Array, ...]
+  picked: tuple[Array, ...]
+  returned: tuple[Array, ...]
+  summed: tuple[Array, ...]
   parts: Parts
   """Places of lookups, examples and numbers of the device's parts."""
-  row_weights: RowWeights
+  row_weights: tuple[Array, ...]
   """Per group, as in `PlannedBatch`, each lane's rows padded."""
-  numbers: RowNumbers
+  numbers: tuple[Array | None, ...]
   """Per group where draws need them, the numbers of the lane's rows."""
-  none: Masks
-  """Per group, a mask of no row."""
-  received: RowNumbers
+  received: tuple[Array | None, ...]
   """Numbers of the rows that the slice receives. None: it gets them in f32."""
 
 
@@ -114,7 +119,7 @@ class PartsStep:
     run = devices.compiled
     self._send = run(
       functools.partial(_send, parts, self.narrow),
-      (SPLIT, SPLIT, SPLIT, SPLIT),
+      (SPLIT, SPLIT),
       SPLIT,
     )
     self._pass = run(
@@ -179,11 +184,15 @@ class PartsStep:
     logits: np.ndarray = to_host(on_first(self._collect(parts)))
     return logits.reshape(-1, *logits.shape[2:])[:count]
 
-  def inputs(self, item: PlannedBatch, batch: Batch) -> Inputs:
-    """Puts a planned batch on the devices, without fields for the host."""
-    return Inputs(*self.devices.split(self._on_host(item, batch)))
+  def inputs(self, item: PlannedBatch, batch: Batch) -> Packed:
+    """Puts a planned batch, without fields for the host, on the devices.
 
-  def _on_host(self, item: PlannedBatch, batch: Batch) -> Any:
+    Returns:
+      `Inputs`.
+    """
+    return self.devices.packed(self._on_host(item, batch))
+
+  def _on_host(self, item: PlannedBatch, batch: Batch) -> Inputs:
     lanes = self.devices.lanes
 
     def cut(column: np.ndarray) -> np.ndarray:
@@ -213,7 +222,7 @@ class PartsStep:
         others = one.rows(plan.rows, plan.lanes).astype(np.uint32)
       rows.append(known)
       received.append(others)
-    return (
+    return Inputs(
       tuple(one.wanted for one in exchanges),
       tuple(one.picked for one in exchanges),
       tuple(one.returned for one in exchanges),
@@ -221,7 +230,6 @@ class PartsStep:
       parts,
       tuple(weights),
       tuple(rows),
-      tuple(np.zeros(lanes * one.size, bool) for one in exchanges),
       tuple(received),
     )
 
@@ -229,13 +237,13 @@ class PartsStep:
     self,
     state: TrainState,
     blocks: Blocks,
-    inputs: Inputs,
+    packed: Packed,
     batches_seen: Float[jax.Array, ''],
     frozen: Masks | None,
   ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
     """Takes a step, as the function `step`. Donates state and blocks."""
     rows = tuple(block.rows for block in blocks)
-    own = self._send(rows, inputs.wanted, inputs.picked, inputs.parts)
+    own, none, inputs = self._send(rows, packed)
     sums, of_rows = self._pass(
       state.params, state.step, state.rng, self.rounds, *own
     )
@@ -250,7 +258,7 @@ class PartsStep:
       gradients,
       batches_seen,
       inputs.row_weights,
-      inputs.none if frozen is None else frozen,
+      none if frozen is None else frozen,
       inputs.numbers,
     )
     return result
@@ -275,24 +283,27 @@ def _send(
   parts: int,
   narrow: bool,
   rows: tuple[jax.Array, ...],
-  wanted: tuple[jax.Array, ...],
-  picked: tuple[jax.Array, ...],
-  own: Parts,
-) -> tuple[tuple[jax.Array, ...], Parts]:
+  packed: Packed,
+) -> tuple[tuple[tuple[jax.Array, ...], Parts], Masks, Inputs]:
   """Returns per group the rows of the device's parts, and the parts.
 
-  All have room for G parts.
+  Both have room for G parts. Per group, it also returns a mask of no row of the
+  lane, and what other programs need.
   """
-  groups = []
-  for of_lane, at, of_parts in zip(rows, wanted, picked, strict=True):
+  inputs, groups = packed.unpacked(), []
+  for of_lane, at, of_parts in zip(
+    rows, inputs.wanted, inputs.picked, strict=True
+  ):
     sent, rounds = _take(of_lane, at[0]), narrow and of_lane.dtype == 'float32'
     if rounds:  # by this name, as XLA may drop a conversion there and back
       sent = lax.reduce_precision(sent, exponent_bits=8, mantissa_bits=7)
     got = _to_others(sent, rounds)
     groups.append(_take(got.reshape(-1, of_lane.shape[1]), of_parts))
   roomy: tuple[tuple[jax.Array, ...], Parts]
-  roomy = _with_room(parts, (tuple(groups), own))
-  return roomy
+  roomy = _with_room(parts, (tuple(groups), inputs.parts))
+  none = tuple(jnp.zeros(len(one), bool) for one in inputs.row_weights)
+  later = inputs._replace(wanted=(), picked=(), parts=())
+  return roomy, none, later
 
 
 def _with_room(parts: int, own: Any) -> Any:
