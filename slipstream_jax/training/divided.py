@@ -131,7 +131,7 @@ def check_one_process(got: str) -> None:
     raise UserError(
       f'what {jax.process_count()} processes share must be in reach of all',
       got=got,
-      where='Trainer',
+      where='Trainer.train',
       hint='leave it out, or train in one process',
     )
 

@@ -9,10 +9,10 @@ the trainer inconsistent, and later calls say so.
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
+import hashlib
 import math
 import time
 from typing import Any, NamedTuple
-import zlib
 
 import jax
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
@@ -28,7 +28,7 @@ from slipstream_jax.engine.buffers import (
   to_step,
 )
 from slipstream_jax.engine.counters import Counters, merge, moved
-from slipstream_jax.engine.engine import Engine, Plans
+from slipstream_jax.engine.engine import Plans
 from slipstream_jax.engine.lane_rows import block_places
 from slipstream_jax.engine.mesh import on_first
 from slipstream_jax.engine.pipeline import PlannedBatches
@@ -220,7 +220,7 @@ def _take_step(
   trainer.check_consistent()
   engine, rows = trainer.engine, trainer.rows
   engine.check_step(item.step)
-  _check_same(engine, item)
+  _check_same(trainer, item)
   if scheduled.edge.hot_here is not None:
     engine.swap_hot(scheduled.edge.hot_here)  # repeating it does nothing
     if scheduled.edge.hot_here:
@@ -258,20 +258,22 @@ def _take_step(
   return loss
 
 
-def _check_same(engine: Engine, item: PlannedBatch) -> None:
+def _check_same(trainer: TrainerParts, item: PlannedBatch) -> None:
   """Checks that all processes plan the same step on the same examples."""
-  devices = engine.devices
+  engine, devices = trainer.engine, trainer.engine.devices
   if devices is None or devices.alone or engine.step % _COMPARED:
     return
-  batch, crc = item.batch, item.scheduled.seen
+  batch, seen = item.batch, item.scheduled.seen
+  digest = hashlib.blake2b(b'%d' % seen, digest_size=8)
   rows = [array for plan in item.plans for array in (plan.rows, plan.load)]
   for array in (batch.dense, batch.lookups, batch.labels, *rows):
-    column = np.ascontiguousarray(array).reshape(-1)
-    crc = zlib.crc32(column.view(np.uint8).data, crc)
-  if len(others := devices.agreed(crc)) > 1:
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+  others = {*devices.exchanged(digest.digest())}
+  if len(others) > 1:
+    step = int(to_host(on_first(trainer.state.step))) + 1
     raise UserError(
       'every process must read the same examples in the same order',
-      got=f'{len(others)} unlike batches',
+      got=f'{len(others)} unlike batches for step {step}',
       where='Trainer.train, source',
       hint='give each the whole source, with the same seed and position',
     )

@@ -55,6 +55,7 @@ from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of, CompiledFunctions
 from slipstream_jax.training.divided import (
   check_divided,
+  check_one_process,
 )
 from slipstream_jax.training.loss_kinds import is_logistic, kinds_of, LossKind
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
@@ -418,8 +419,9 @@ def scheduled(
   schedule ends it.
 
   Raises:
-    UserError: no batch source, a depth below 0, no hot rows where they are
-      needed, or a placement that looks too far ahead.
+    UserError: no batch source, an iterator in several processes, a depth below
+      0, no hot rows where they are needed, or a placement that looks too far
+      ahead.
   """
   engine, watches = trainer.engine, spec.settle is not None
   _check_schedule(spec, trainer)
@@ -430,6 +432,8 @@ def scheduled(
   # Everything that may fail comes first. Until then the trainer follows its old
   # schedule.
   bound = bound_to(source, trainer.shape.tables)
+  if bound.is_lent:
+    check_one_process('an iterator in place of a function that makes one')
   trainer.arrange(bound)
   admitted = CheckedSource(bound, trainer.shape)
   marks = bound.set_vocabularies(trainer.grown)

@@ -23,7 +23,7 @@ SHORT = (
   *('resident', 'pinned', 'bfloat16', 'stale', 'rows', 'chain'),
   *('streamed', 'tiered', 'export', 'full'),
 )
-LONG = *SHORT[:-1], 'cached', 'none'
+LONG = *SHORT[:-1], 'cached', 'swapped', 'none'
 
 
 def free_port():
@@ -83,7 +83,10 @@ def test_processes_change_no_number(folder, tmp_path):
   assert one['streamed'] == one['tiered']
   *_, last = one.pop('full')
   for each in results(2, 2, tmp_path, (*SHORT, 'unlike')):
-    assert 'every process must read the same examples' in each.pop('unlike')
+    unlike, lent = each.pop('unlike')
+    assert 'every process must read the same examples' in unlike
+    assert 'for step 1' in unlike
+    assert 'an iterator in place of a function' in lent
     errors, of_steps, digest = each.pop('full')
     assert errors == ['"[Errno 28] No space left on device"'] * 4
     assert of_steps == {step: [0, 1] for step in ('2', '8', '20')}

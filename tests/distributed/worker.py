@@ -30,12 +30,15 @@ def digest(tree):
 def of_placement(
   placement, devices, seed=1, exchange='float32', storage='memory'
 ):
+  """A run under a placement, which is swapped in the order of FAE."""
   from slipstream_jax.data.numbered import ColumnBatches
   from slipstream_jax.engine.planner import Slices
   from slipstream_jax.placement import cached, PLACEMENTS
+  from slipstream_jax.schedules.base import plain
+  from slipstream_jax.schedules.fae import fae, Rate
   from slipstream_jax.store.tiered import STORES
   from slipstream_jax.training.loop import train
-  from slipstream_jax.training.trainer_parts import make_parts, planned
+  from slipstream_jax.training.trainer_parts import make_parts, scheduled
   from tests.support import small
 
   placed = {'cached': cached(8, look_ahead=3), **PLACEMENTS}[placement]
@@ -50,7 +53,11 @@ def of_placement(
     storage=STORES[storage](1 << 12, tempfile.gettempdir()),
   )
   source = ColumnBatches(columns, small.BATCH, shuffle_seed=seed)
-  with planned(trainer, source, 2) as batches:
+  spec = plain()
+  if placement == 'swapped':
+    held_out = next(ColumnBatches(small.columns(64, length=2), 64))
+    spec = fae(8, held_out, Rate(40), settle=2)
+  with scheduled(trainer, source, spec, 2) as batches:
     losses = [record.loss for record in train(trainer, batches, 12)]
   return digest([*small.everything(trainer), losses])
 
@@ -81,13 +88,24 @@ def of_market(devices, folder, skip, placing, **more):
 
 
 def unlike(devices, number):
-  """The sentence for processes that read other examples than each other."""
+  """Sentences for examples that processes do not share, or may not."""
+  import slipstream_jax as slip
   from slipstream_jax.errors import UserError
+  from tests.support import market
 
-  try:
-    return of_placement('streamed', devices, number)
-  except UserError as error:
-    return str(error)
+  columns = dict.fromkeys((*market.TABLES, 'history'), np.zeros(8, int))
+  columns |= {'label': np.zeros(8), 'dense': np.zeros((8, 2))}
+  lent = slip.batches(iter([columns]), dense='dense')
+  said = []
+  for run in (
+    lambda: of_placement('streamed', devices, number),
+    lambda: market.trainer(devices=devices, parts=PARTS).train(lent, 1),
+  ):
+    try:
+      run()
+    except UserError as error:
+      said.append(str(error))
+  return said
 
 
 def exported(devices, folder):
