@@ -101,7 +101,7 @@ class Chooser:
     self._scoring = BatchScorer(
       scorer_named(settings.scorer), hot, cost, int(settings.refit) or REFRESH
     )
-    late = settings.phases.settle
+    late = settings.chosen_phases.settle
     self.beside = Beside(late, FIRST) if settings.finds_drop else None
     self._scores = self._mode.drops_examples and self._policy.scored
     policy = self._policy
@@ -209,7 +209,7 @@ class Chooser:
     if settings.is_over(number):
       return batch, None, None
     if self._recounts:
-      period = settings.phases.period
+      period = settings.chosen_phases.period
       self._recount = noted(self._recount, batch.lookups, period)
     # A sample to judge rows by must be trained whole. A sample that only fits
     # the scale again need not be.

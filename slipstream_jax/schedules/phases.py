@@ -37,6 +37,22 @@ class Phases(NamedTuple):
   Otherwise skipping continues until the next window."""
 
 
+def phases_for(batches: int | None) -> Phases:
+  """Returns phases for sources with so many batches in a pass. None: unknown.
+
+  They are the default ones, in proportion to the batches where there are fewer,
+  with four periods in a pass.
+  """
+  longest = Phases()
+  if batches is None:
+    return longest
+  warm_up = max(1, min(longest.warm_up, batches // 50))
+  window = max(2, min(longest.window, 3 * batches // 100))
+  settle = max(4, min(longest.settle, batches // 60))
+  period = min(longest.period, max(batches // 4, 3 * (window + settle)))
+  return Phases(warm_up, window, settle, period)
+
+
 class Phase(NamedTuple):
   """The phase of a batch of the source."""
 

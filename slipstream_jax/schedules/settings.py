@@ -7,7 +7,11 @@ import numpy as np
 
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.named import in_short, refuse_others
-from slipstream_jax.schedules.phases import check_phases, Phases
+from slipstream_jax.schedules.phases import (
+  check_phases,
+  Phases,
+  phases_for,
+)
 from slipstream_jax.scoring.base import in_words, scorer_named, ScorerFn
 from slipstream_jax.selection.base import Policy
 from slipstream_jax.selection.policies import policy_named, SURPRISE
@@ -54,8 +58,9 @@ class Skip(NamedTuple):
   mode: Mode | str = 'examples'
   """Of `MODES`, or its name: 'examples' leaves examples out, 'rows' freezes
   stale rows."""
-  phases: Phases = Phases()
-  """When rows are compared, and when anything is skipped."""
+  phases: Phases | None = None
+  """When rows are compared, and when anything is skipped. None: those of
+  `phases_for`, by the batches in a pass over the source."""
   alpha: Alpha = None
   """Number of stale lookups that makes an example stale. None: all of them."""
   min_touches: int = 1
@@ -104,6 +109,11 @@ class Skip(NamedTuple):
     if isinstance(self.mode, Mode):
       return self.mode
     return choose(MODES, self.mode, 'Skip.mode')
+
+  @property
+  def chosen_phases(self) -> Phases:
+    """Phases, as for a source of unknown length if there are none."""
+    return phases_for(None) if self.phases is None else self.phases
 
   @property
   def chosen_policy(self) -> Policy:
@@ -155,7 +165,8 @@ class Skip(NamedTuple):
     """Whether hot examples are those of rows that are counted again."""
     # Where rows are compared, the watched rows are the hot ones.
     drops = self.chosen_mode.drops_examples and not self.compares_rows
-    return bool(self.refit and self.phases.period and self.asks_hot and drops)
+    again = self.refit and self.chosen_phases.period
+    return bool(again and self.asks_hot and drops)
 
   @property
   def asks_hot(self) -> bool:
@@ -175,7 +186,7 @@ class Skip(NamedTuple):
       'drop': self.drop if self.finds_drop else self.target,
       'scorer': in_words(self.scorer),
       'auto_cost': float(self.auto_cost),
-      'phases': [int(count) for count in self.phases],
+      'phases': [int(count) for count in self.chosen_phases],
       'refill': bool(self.refill),
     }
     return ', '.join(f'{key} {value}' for key, value in values.items())
@@ -243,7 +254,8 @@ def check_settings(settings: Skip) -> None:
     f'until goes with a mode that leaves examples out, not {mode.name}',
     'leave it out',
   )
-  check_phases(settings.phases, settings.compares_rows)
+  if settings.phases is not None:
+    check_phases(settings.phases, settings.compares_rows)
 
 
 def _check_auto(settings: Skip, mode: Mode, policy: Policy) -> None:

@@ -100,8 +100,8 @@ def slipstream(
     how = settings, batches, regrouping, multiple
     return Slipstream(source, hot, probe, *how)
 
-  settle = settings.phases.settle if settings.compares_rows else None
-  late = settings.phases.settle if settings.finds_drop else None
+  settle = settings.chosen_phases.settle if settings.compares_rows else None
+  late = settings.chosen_phases.settle if settings.finds_drop else None
   return ScheduleSpec(make, True, settle, late, regrouping, settings.offsets)
 
 
@@ -161,7 +161,7 @@ class Slipstream(Schedule):
       self._words += f', {regrouping.name}'
     self._chooser = Chooser(hot, settings)
     self._beside = self._chooser.beside
-    self._phases = settings.phases
+    self._phases = settings.chosen_phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
     self._queue: Queue | None = None  # made when the first batch comes
@@ -315,7 +315,7 @@ class Slipstream(Schedule):
       fields['tells'] = self._beside.cut(waiting - self._queue.waiting)
       self._beside.ask(self._probe.loss)
       # No step is as late as that and yet to be trained.
-      late = self._settings.phases.settle
+      late = self._settings.chosen_phases.settle
       self._probe.forget_losses(self._beside.told - late)
     marks |= {'state': self.get_state(), 'edge': Edge(**fields)}
     return Emitted(copy, marks, spent)
@@ -361,7 +361,7 @@ class Slipstream(Schedule):
     """Puts the kept examples of a batch of the source into the queue."""
     if phase.samples and not self._phases.window:
       self._chooser.recount()
-      self._pending = PendingDecision(self._read, self._settings.phases.settle)
+      self._pending = PendingDecision(self._read, self._phases.settle)
     number = self._read
     self._read += 1
     self._phased += self._counts

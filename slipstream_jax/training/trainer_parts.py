@@ -44,6 +44,7 @@ from slipstream_jax.placement.fixed import (
 )
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import Regrouping, ScheduleSpec
+from slipstream_jax.schedules.phases import phases_for
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.base import Policy
 from slipstream_jax.selection.policies import BLIND, SURPRISE, SURPRISE_OFFSET
@@ -394,6 +395,10 @@ def slipstream(
     multiple = trainer.over.parts
   if settings.policy is None and settings.chosen_mode.drops_examples:
     settings = settings._replace(policy=best_policy(trainer))
+  if settings.phases is None:
+    source = bound_to(source, trainer.shape.tables)
+    batches_of_pass = getattr(source, 'batches_per_epoch', None)
+    settings = settings._replace(phases=phases_for(batches_of_pass))
   how = settings, batches, regrouping, multiple
   spec = systems.SCHEDULES['slipstream'](*how)
   return scheduled(trainer, source, spec, depth, workers)

@@ -3,7 +3,12 @@
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.phases import phase_at, Phases
+from slipstream_jax.schedules.phases import (
+  check_phases,
+  phase_at,
+  Phases,
+  phases_for,
+)
 from slipstream_jax.schedules.settings import MODES, Skip
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.selection.policies import POLICIES
@@ -37,6 +42,18 @@ def test_phases_follow_one_another(window, period, again):
     assert phase.opens == (is_window and before != 'window')
     assert phase.closes == (is_window and names[i + 1] != 'window')
     assert phase.samples == (names[i] == 'settle' and before != 'settle')
+
+
+def test_phases_fit_any_number_of_batches():
+  for batches in range(1, 6000):
+    phases = phases_for(batches)
+    check_phases(phases, needs_window=True)
+    if batches >= 50:
+      names = [phase_at(phases, i).name for i in range(batches)]
+      settling = phases.settle * -(-batches // phases.period)
+      most = 0.75 if batches >= 200 else 0.55
+      assert names.count('skip') - settling >= most * batches
+  assert phases_for(6000) == phases_for(None) == Phases()
 
 
 BAD = {
