@@ -160,6 +160,18 @@ def _beside_random(
   return pairs
 
 
+def last_rise(curve: Sequence[Point]) -> Estimate | None:
+  """Returns by how much AUC rises in the last fifth of plain runs."""
+  aucs = {(p.seed, p.number): p.auc for p in curve if p.policy == PLAIN}
+  last = max((number for _, number in aucs), default=0)
+  pairs = (
+    (auc, aucs.get((seed, last * 4 // 5)))
+    for (seed, number), auc in aucs.items()
+    if number == last
+  )
+  return _mean(end - before for end, before in pairs if before is not None)
+
+
 def mean_curve(
   runs: Sequence[Run], curve: Sequence[Point], cell: Cell, spent: str
 ) -> list[tuple[float, float]]:

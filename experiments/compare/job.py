@@ -201,7 +201,7 @@ def compare(
   )
   frame = page.overview(results.runs, results.curve)
   screen.print(report.table(f'{title}; ± 95 % intervals', frame))
-  for words in page.worse_than_random(results.runs, results.curve):
+  for words in page.warnings(results.runs, results.curve):
     report.warn(screen, words)
   screen.print(f'written to {place}', highlight=False)
 

@@ -102,13 +102,26 @@ def test_the_page_has_all_policies_and_settings(folder, parsed):
 def test_policies_that_are_worse_than_random_are_named(folder, parsed):
   """`stale` is drawn so that it loses 1.3 times as much."""
   kept = Results(folder, smoke(), longer=1.0, own=None)
-  warnings = page.worse_than_random(kept.runs, kept.curve)
+  _, *warnings = page.warnings(kept.runs, kept.curve)
   assert [words.partition(' is ')[0] for words in warnings] == [
     f'stale at {target}' for target in ('20%', '40%', '60%')
   ]
   assert all(words in parsed.words for words in warnings)
   mild = [run for run in kept.runs if run.policy != 'stale']
-  assert page.worse_than_random(mild, kept.curve) == []
+  assert len(page.warnings(mild, kept.curve)) == 1
+
+
+def test_a_plain_run_that_is_still_learning_is_named(folder, parsed):
+  """The AUC is drawn 0.0025 below its last one at 80 % of the run."""
+  kept = Results(folder, smoke(), longer=1.0, own=None)
+  rising, *_ = page.warnings(kept.runs, kept.curve)
+  assert 'rises by +0.0025 (+0.0025 to +0.0025)' in rising
+  assert rising in parsed.words
+  level = [
+    point._replace(auc=0.77 + 1e-4 * (point.seed % 2)) for point in kept.curve
+  ]
+  named = page.warnings(kept.runs, level)
+  assert not any('still learning' in words for words in named)
 
 
 @pytest.mark.parametrize('count', [0, 1, 2, 9])
