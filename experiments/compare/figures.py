@@ -160,8 +160,8 @@ def _beside_random(
   return pairs
 
 
-def last_rise(curve: Sequence[Point]) -> Estimate | None:
-  """Returns by how much AUC rises in the last fifth of plain runs."""
+def last_rises(curve: Sequence[Point]) -> list[float]:
+  """Returns by how much AUC rises in the last fifth of each plain run."""
   aucs = {(p.seed, p.number): p.auc for p in curve if p.policy == PLAIN}
   last = max((number for _, number in aucs), default=0)
   pairs = (
@@ -169,7 +169,7 @@ def last_rise(curve: Sequence[Point]) -> Estimate | None:
     for (seed, number), auc in aucs.items()
     if number == last
   )
-  return _mean(end - before for end, before in pairs if before is not None)
+  return [end - before for end, before in pairs if before is not None]
 
 
 def mean_curve(
