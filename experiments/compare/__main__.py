@@ -40,7 +40,13 @@ flags.DEFINE_list(
 flags.DEFINE_list(
   'targets', ['0.2', '0.4', '0.6'], 'Shares of all examples to drop.'
 )
-flags.DEFINE_integer('seeds', 5, 'Seeds, from config.seed on.', 1)
+flags.DEFINE_integer(
+  'seeds',
+  None,
+  'Seeds, from config.seed on. By default two to six: as many as it takes to '
+  "know each policy's AUC less random's within 0.001.",
+  1,
+)
 flags.DEFINE_integer(
   'epochs', None, 'Passes over the data; by default as the config says.', 1
 )

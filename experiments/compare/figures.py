@@ -160,6 +160,16 @@ def _beside_random(
   return pairs
 
 
+def are_known(runs: Sequence[Run], half: float) -> bool:
+  """Whether each policy's AUC less random's is known within `half`."""
+  gains = [row.get("AUC less random's") for row in figures_of(runs, [])]
+  return all(
+    gain.high is not None and gain.high - gain.mean <= half
+    for gain in gains
+    if gain is not None
+  )
+
+
 def last_rises(curve: Sequence[Point]) -> list[float]:
   """Returns by how much AUC rises in the last fifth of each plain run."""
   aucs = {(p.seed, p.number): p.auc for p in curve if p.policy == PLAIN}

@@ -23,6 +23,7 @@ from experiments.common.own import called
 from experiments.common.progress import Bar
 from experiments.common.workdir import folder, writable
 from experiments.compare import page
+from experiments.compare.figures import are_known
 from experiments.compare.results import (
   AUTO,
   Cell,
@@ -54,6 +55,9 @@ ANCHORS = (
   *('infobatch_once', 'surprise', 'stale', OURS, AUTO),
 )
 """Policies of the default comparison: control, published ones, and ours."""
+SEEDS, HALF = (2, 6), 0.001
+"""Fewest and most seeds where no number was asked for. Between them, there are
+enough once AUC less that of random dropping is known within the latter."""
 POINTS = 10
 """Points of a learning curve, including its end."""
 Tell = Callable[..., object]
@@ -138,7 +142,7 @@ def compare(
   own: str | None,
   policies: Sequence[str],
   targets: Sequence[str],
-  seeds: int,
+  seeds: int | None,
   epochs: int | None,
   longer: float,
   workdir: str | None,
@@ -153,39 +157,42 @@ def compare(
   """
   compiled()  # starts counting
   asked = cells(policies, targets)
-  if epochs is not None:
-    config.train.steps, config.train.epochs = 0, epochs
-  if own:
-    config.data.source = own
-  errors.check(config)
-  if not build.skips(config):
-    config.skip.mode = 'examples'
-    errors.check(config)  # the settings of skipping were not checked yet
+  _check(config, own, epochs)
   screen = report.console()
   place = writable(str(folder(workdir, 'compare-')), '--workdir')
   again = cli.again(*([] if workdir else [f'--workdir={place}']))
   results = Results(place, config, longer=longer, own=own)
-  numbers = range(config.seed, config.seed + seeds)
+  most = max(SEEDS) if seeds is None else seeds
+  numbers = range(config.seed, config.seed + most)
+
+  def is_enough() -> bool:
+    return seeds is None and _are_enough(results, numbers, asked)
+
   todo = [
     (seed, c) for seed in numbers for c in asked if not results.has(seed, c)
   ]
-  finished = seeds * len(asked) - len(todo)
+  finished = most * len(asked) - len(todo)
+  if is_enough():
+    todo = []
   make = functools.partial(case_of, own=own, longer=longer)
   try:
     case = make(config)
     report.introduce(screen, case.data, place)
     screen.print(
-      f'{len(todo)} runs of {case.batches[0]:,} batches'
+      f'{"up to " if seeds is None and todo else ""}{len(todo)} runs of'
+      f' {case.batches[0]:,} batches'
       + (f', {finished} are finished' if finished else ''),
       highlight=False,
     )
     with contextlib.closing(_runs(screen, case, todo, make)) as runs:
       for run in runs:
         results.add(*run)
+        if is_enough():
+          break
   except KeyboardInterrupt:
     finished += sum(results.has(*run) for run in todo)
     raise KeyboardInterrupt(
-      f'{finished} of {seeds * len(asked)} runs are finished, and this '
+      f'{finished} of {most * len(asked)} runs are finished, and this '
       f'continues: {again}'
     ) from None
   title = re.sub(r', seed \d+$', '', case.data.name)
@@ -204,6 +211,30 @@ def compare(
   for words in page.warnings(results.runs, results.curve):
     report.warn(screen, words)
   screen.print(f'written to {place}', highlight=False)
+
+
+def _check(
+  config: ml_collections.ConfigDict, own: str | None, epochs: int | None
+) -> None:
+  """Changes the config as asked for, and checks it."""
+  if epochs is not None:
+    config.train.steps, config.train.epochs = 0, epochs
+  if own:
+    config.data.source = own
+  errors.check(config)
+  if not build.skips(config):
+    config.skip.mode = 'examples'
+    errors.check(config)  # the settings of skipping were not checked yet
+
+
+def _are_enough(
+  results: Results, numbers: Sequence[int], asked: Sequence[Cell]
+) -> bool:
+  """Whether the seeds that have begun are complete, and say what is asked."""
+  of_seeds = [[results.has(seed, cell) for cell in asked] for seed in numbers]
+  begun = [done for done in of_seeds if any(done)]
+  complete = all(map(all, begun)) and len(begun) >= min(SEEDS)
+  return complete and are_known(results.runs, HALF)
 
 
 def _runs(

@@ -4,11 +4,15 @@ import csv
 
 from hypothesis import given, HealthCheck, settings
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 
 from configs import own
 from experiments.common import cli
 from experiments.compare import job
+from experiments.compare.figures import are_known
+from experiments.compare.results import Results
+from tests.experiments.compare import drawn
 from tests.support.runs import assert_one_sentence, smoke, snapshot
 
 SECONDS = ('seconds', 'seconds_choosing')
@@ -82,6 +86,27 @@ def test_one_that_is_stopped_now_and_then_comes_to_the_same(
   for name in ('compare.csv', 'curve.csv'):
     assert rows_of(folder, name) == rows_of(whole, name)
   assert {path.name for path in folder.iterdir()} == FILES
+
+
+def test_without_a_number_there_are_seeds_until_differences_are_known(
+  tmp_path, monkeypatch, capsys
+):
+  rng = np.random.default_rng(0)
+  drawn_of = lambda case, cell, tell: drawn.run(cell, case.config.seed, rng)  # noqa: E731
+  monkeypatch.setattr(job, 'measure', drawn_of)
+  assert compare(tmp_path, seeds=None) == 0
+  assert 'up to 18 runs' in ' '.join(capsys.readouterr().out.split())
+  runs = Results(tmp_path, config_of(), longer=1.0, own=None).runs
+  seeds = len(runs) // 3
+  assert [run.seed for run in runs] == [n // 3 for n in range(3 * seeds)]
+  assert 2 < seeds < 6
+  assert are_known(runs, job.HALF)
+  assert not are_known(runs[:-3], job.HALF)
+  assert compare(tmp_path, seeds=None) == 0
+  assert '0 runs' in capsys.readouterr().out
+  monkeypatch.setattr(job, 'HALF', 0.0)
+  assert compare(tmp_path, seeds=None) == 0
+  assert len(rows_of(tmp_path)) == 3 * 6
 
 
 @pytest.mark.slow
