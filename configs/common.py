@@ -280,13 +280,24 @@ def skipping(
 
 
 def phases(
-  config: ConfigDict, warm_up: int, window: int, settle: int, period: int
+  config: ConfigDict,
+  warm_up: int | None = None,
+  window: int | None = None,
+  settle: int | None = None,
+  period: int | None = None,
 ) -> None:
-  """Adds the phases of `skip`; see slipstream_jax/schedules/phases.py."""
-  config.skip.warm_up_batches = warm_up  # batches before the first window
-  config.skip.window_batches = window  # batches in which changes are measured
-  config.skip.settle_batches = settle  # batches until the result is used
-  config.skip.period_batches = period  # batches from window to window
+  """Adds the phases of `skip`; see slipstream_jax/schedules/phases.py.
+
+  Without lengths they fit the batches in a pass over the data.
+  """
+  skip = config.skip
+  skip.warm_up_batches = placeholder(int)  # batches before the first window
+  skip.window_batches = placeholder(int)  # in which changes are measured
+  skip.settle_batches = placeholder(int)  # until the result is used
+  skip.period_batches = placeholder(int)  # from window to window
+  if warm_up is not None:
+    skip.warm_up_batches, skip.window_batches = warm_up, window
+    skip.settle_batches, skip.period_batches = settle, period
 
 
 def training(config: ConfigDict) -> None:

@@ -24,7 +24,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   common.on_large_logs(config)
   common.small_model(config)
   common.hot_rows(config, bytes=1 << 26, profile_examples=1 << 20)
-  common.phases(config, warm_up=10, window=15, settle=8, period=125)
+  common.phases(config)
   config.eval.curve_steps = 50
   config.log_steps = 10
   return config

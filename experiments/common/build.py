@@ -387,6 +387,11 @@ def skip_settings(
     UserError: the policy does not exist, or `until` is out of range.
   """
   skip = config.skip
+  lengths = (
+    *(skip.warm_up_batches, skip.window_batches),
+    *(skip.settle_batches, skip.period_batches),
+  )
+  fits = lengths == (None,) * 4 and not skip.warm_up_again
   return Skip(
     mode=skip.mode,
     policy=skip.policy and choose(POLICIES, skip.policy, 'config.skip.policy'),
@@ -398,13 +403,7 @@ def skip_settings(
     until=_until(skip.until, steps),
     scorer=skip.scorer,
     auto_cost=skip.auto_cost,
-    phases=Phases(
-      skip.warm_up_batches,
-      skip.window_batches,
-      skip.settle_batches,
-      skip.period_batches,
-      skip.warm_up_again,
-    ),
+    phases=None if fits else Phases(*lengths, skip.warm_up_again),
     alpha=skip.alpha,
     min_touches=skip.min_touches,
     threshold=skip.threshold,

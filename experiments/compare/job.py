@@ -252,8 +252,7 @@ def _runs(
 
   with Bar(screen, total, 'batch', 'warming up') as bar:
     # Or the first run alone would pay for cold caches.
-    skip = case.config.skip
-    steps = skip.warm_up_batches + skip.window_batches + skip.settle_batches
+    steps = sum(build.skip_settings(case.config).chosen_phases[:3])
     plain, other = (min(steps + 20, most) for most in case.batches)
     for _, cell in (*todo[:1], *todo[-1:]):
       measure(case._replace(batches=(plain, other)), cell, lambda *_: None)

@@ -278,7 +278,10 @@ def _payoff(
   None if the data ends before that is measured.
   """
   skip = config.skip
-  skip.warm_up_batches = 30  # so that whole batches are measured, too
+  phases = build.skip_settings(config).chosen_phases
+  # The warm-up is such that whole batches are measured, too.
+  skip.warm_up_batches, skip.window_batches = 30, phases.window
+  skip.settle_batches, skip.period_batches = phases.settle, phases.period
   if skip.drop == 'auto':  # what it finds later is not known
     skip.drop = Skip().drop
   steps += skip.warm_up_batches + skip.window_batches + skip.settle_batches
