@@ -176,7 +176,7 @@ class Devices(NamedTuple):
       for leaf in leaves
     )
     sizes = [math.prod(shape) for shape, _ in kinds]
-    # Each lane's begin such that XLA's CPU backend need not copy them.
+    # Those of each lane begin where XLA's CPU backend need not copy them.
     words = aligned((len(self.own), -(-sum(sizes) // 16) * 16), np.int32)
     for lane, own in zip(self.own, words, strict=True):
       start = 0

@@ -59,8 +59,9 @@ class Skip(NamedTuple):
   """Of `MODES`, or its name: 'examples' leaves examples out, 'rows' freezes
   stale rows."""
   phases: Phases | None = None
-  """When rows are compared, and when anything is skipped. None: those of
-  `phases_for`, by the batches in a pass over the source."""
+  """When rows are compared, and when anything is skipped. None: `Phases()`, in
+  proportion to the batches in a pass over the source where it has fewer than
+  4,000."""
   alpha: Alpha = None
   """Number of stale lookups that makes an example stale. None: all of them."""
   min_touches: int = 1

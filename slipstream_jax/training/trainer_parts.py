@@ -396,9 +396,8 @@ def slipstream(
   if settings.policy is None and settings.chosen_mode.drops_examples:
     settings = settings._replace(policy=best_policy(trainer))
   if settings.phases is None:
-    source = bound_to(source, trainer.shape.tables)
-    batches_of_pass = getattr(source, 'batches_per_epoch', None)
-    settings = settings._replace(phases=phases_for(batches_of_pass))
+    source = bound = bound_to(source, trainer.shape.tables)
+    settings = settings._replace(phases=phases_for(bound.batches_per_epoch))
   how = settings, batches, regrouping, multiple
   spec = systems.SCHEDULES['slipstream'](*how)
   return scheduled(trainer, source, spec, depth, workers)
