@@ -331,6 +331,9 @@ def training(config: ConfigDict) -> None:
   # Equal parts of a batch. The bits of a run depend on them, and not on the
   # number of devices. None: 1 for one device, else 8.
   config.parts = placeholder(int)
+  # Devices that have the same rows, such as one of each host. Rows are then
+  # exchanged within a host, and only sums of gradients between hosts.
+  config.replicas = 1
   # In what devices exchange rows and gradients: 'float32' or 'bfloat16'.
   config.exchange = 'float32'
   config.prefetch_batches = 2  # batches prepared ahead of the step

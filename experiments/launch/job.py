@@ -48,6 +48,7 @@ def launch(
       f'--config.resume={resume}',
       f'--config.processes={processes}',
       f'--config.devices={devices}',
+      f'--config.replicas={min(config.replicas, devices)}',
     ]
     with interrupts.gently():
       codes = _codes([*command, *of_start], processes, devices)

@@ -266,9 +266,10 @@ def _of_devices(
     counts[1] += size * np.diff(lanes_of(plan.load, lanes))
     counts[2] += size * np.diff(lanes_of(plan.store, lanes))
     if item.exchanges:
-      counts[3] += item.exchanges[number].sent_by_lane(
+      sent = item.exchanges[number].sent_by_device(
         tables.groups[number], element
       )
+      counts[3] += sent.within + sent.between
   return counts
 
 

@@ -109,6 +109,7 @@ class Trainer:
     devices: int = 1,
     parts: int | None = None,
     exchange: str = 'float32',
+    replicas: int = 1,
     prefetch: int = 2,
     workers: int | None = None,
     seed: int = 0,
@@ -143,6 +144,9 @@ class Trainer:
         divides them. None: 1 for one device that exchanges f32, else 8.
       exchange: in what devices exchange rows and their gradients, 'float32' or
         'bfloat16', which takes half the bytes.
+      replicas: devices that have the same rows, such as one of each host. It
+        divides the devices. More of them exchange less between hosts, keep more
+        rows in all, and change no bit.
       prefetch: batches prepared ahead. 0 prepares each when it is asked for.
       workers: threads that prepare them. None: one per core, at most 8.
       seed: of parameters, rows and dropout, at least 0.
@@ -174,7 +178,7 @@ class Trainer:
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
-    over = divided(devices, parts, exchange)
+    over = divided(devices, parts, exchange, replicas)
     self._maker = Maker(recipe, placements, hot_bytes, seed, store, over)
     self._made_of = recipe, placements
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')

@@ -1,8 +1,10 @@
 """What devices exchange in a step: which rows, and where they come from.
 
-Each device owns a lane of rows and computes the examples of a slice, which
+Each device has a lane of rows and computes the examples of a slice, which
 consists of equal parts. Rows go from the lanes to the slices, and gradients
-come back. All of it follows from the batch's unique rows alone, so every
+come back. Where there are R replicas of all M lanes, rows go to the slices of
+their own replica alone, and replicas add the gradients that came back (2D
+parallelism, as in TorchRec). All of it follows from the batch's unique rows alone, so every
 process finds the same. Sizes are maxima over all lanes, slices or parts, so
 that shapes are equal on all devices.
 
@@ -27,29 +29,45 @@ in f32 go in the same dtype, those in half precision as they are."""
 _SMALLEST = 64  # rows that a pair of devices exchanges, with padding
 
 
+class Sent(NamedTuple):
+  """Bytes that each device sends to others in a step, without padding."""
+
+  within: Int[np.ndarray, ' W']
+  """To devices of its replica: rows, and gradients of rows."""
+  between: Int[np.ndarray, ' W']
+  """To other replicas: sums of gradients."""
+
+  @property
+  def total(self) -> int:
+    """Bytes that all devices send."""
+    return int(self.within.sum() + self.between.sum())
+
+
 class Exchange(NamedTuple):
   """Places that W devices exchange for a batch of G parts and one group.
 
   A lane has P rows with padding, a pair of devices exchanges Q, and a part
-  looks up R.
+  looks up S.
   """
 
-  wanted: Int[np.ndarray, 'W W Q']
-  """For each lane and slice, the places in the lane of the rows that the slice
-  looks up. P: padding."""
-  picked: Int[np.ndarray, 'G R']
-  """For each part, the places of its rows among the W * Q that its slice
-  receives. W * Q: padding."""
+  wanted: Int[np.ndarray, 'W M Q']
+  """For each device and slice of its replica, the places in the lane of the
+  rows that the slice looks up. P: padding."""
+  picked: Int[np.ndarray, 'G S']
+  """For each part, the places of its rows among the M * Q that its slice
+  receives. M * Q: padding."""
   inverse: Int[np.ndarray, 'G b K']
   """Place of each lookup of the part's examples among its rows, or -1."""
-  returned: Int[np.ndarray, 'G WQ']
+  returned: Int[np.ndarray, 'G MQ']
   """For each part, the place among its rows of each row that its slice has
-  received. R: the part does not look it up."""
-  summed: Int[np.ndarray, 'W W P']
-  """For each lane and slice, the place among the rows exchanged of each of the
-  lane's rows. Q: the slice does not look it up."""
-  counts: Int[np.ndarray, 'W W']
-  """Rows that each lane sends to each slice, without padding."""
+  received. S: the part does not look it up."""
+  summed: Int[np.ndarray, 'W M P']
+  """For each device and slice of its replica, the place among the rows
+  exchanged of each of the lane's rows. Q: the slice does not look it up."""
+  counts: Int[np.ndarray, 'M W']
+  """Rows that each lane has for each slice, without padding."""
+  used: Int[np.ndarray, ' M']
+  """Rows of each lane, without padding."""
 
   @property
   def size(self) -> int:
@@ -58,37 +76,46 @@ class Exchange(NamedTuple):
 
   def rows(
     self, unique: RowIds, lanes: Int[np.ndarray, ' W_and_1']
-  ) -> Int[np.ndarray, 'W WQ']:
+  ) -> Int[np.ndarray, 'W MQ']:
     """Returns the rows that each slice receives, i64. Padding has any.
 
     Args:
       unique: the batch's rows, ordered by lane.
       lanes: where each lane begins in them.
     """
-    at = self.wanted + lanes[:-1, None, None]
+    size = len(self.counts)
+    of_replicas = self.wanted.reshape(-1, size, *self.wanted.shape[1:])
+    at = of_replicas + lanes[:-1, None, None]
     known = np.append(unique, 0)
-    received = known[np.minimum(at, len(unique))].swapaxes(0, 1)
-    return received.reshape(len(received), -1)
+    received = known[np.minimum(at, len(unique))].swapaxes(1, 2)
+    return received.reshape(len(self.wanted), -1)
 
-  def sent_by_lane(self, group: Group, element: int) -> Int[np.ndarray, ' W']:
+  def sent_by_device(self, group: Group, element: int) -> Sent:
     """Returns the bytes that each device sends to others: rows and gradients.
 
     Args:
       group: whose rows they are.
       element: bytes of an element of a gradient, from `EXCHANGES`.
     """
-    row = min(element, np.dtype(group.dtype).itemsize)
-    others = self.counts - np.diag(np.diag(self.counts))
+    row, lanes = min(element, np.dtype(group.dtype).itemsize), len(self.counts)
+    # [R, M, M]: lane, and slice of the same replica.
+    pairs = self.counts.reshape(lanes, -1, lanes).swapaxes(0, 1)
+    others = pairs * ~np.eye(lanes, dtype=bool)
     # A lane sends its rows, and a slice the gradients of what it got.
-    return group.dim * (others.sum(1) * row + others.sum(0) * element)
+    within = others.sum(2) * row + others.sum(1) * element
+    # Replicas add their sums in pairs, then pairs of pairs, and so on.
+    times = (len(pairs) - 1).bit_length()
+    between = np.tile(self.used, len(pairs)) * times * element
+    return Sent(group.dim * within.reshape(-1), group.dim * between)
 
 
-def exchange(unique: Unique, lanes: int, parts: int) -> Exchange:
+def exchange(unique: Unique, lanes: int, slices: int, parts: int) -> Exchange:
   """Returns what devices exchange for unique rows that are ordered by lane.
 
   Args:
     unique: from `in_lanes`.
-    lanes: W, which divides G.
+    lanes: M, which divides W.
+    slices: W, which divides G.
     parts: G, which divides the batch.
   """
   bounds = bounds_of(unique.rows, lanes)
@@ -103,18 +130,20 @@ def exchange(unique: Unique, lanes: int, parts: int) -> Exchange:
   _find_parts(inverse, of_part, own_inverse, used)
   some = bucket(int(used.max()))
   # Whether each slice looks up each row.
-  by_slice = np.empty((lanes, rows), bool)
-  counts = np.empty((lanes, lanes), np.int64)
+  by_slice = np.empty((slices, rows), bool)
+  counts = np.empty((lanes, slices), np.int64)
   _count(of_part, bounds, by_slice, counts)
   most = bucket(int(counts.max()), _SMALLEST)
-  wanted = np.full((lanes, lanes, most), size, np.int32)
-  summed = np.full((lanes, lanes, size), most, np.int32)
+  wanted = np.full((slices, lanes, most), size, np.int32)
+  summed = np.full((slices, lanes, size), most, np.int32)
   picked = np.full((parts, some), lanes * most, np.int32)
   returned = np.full((parts, lanes * most), some, np.int32)
   _find_places(
     by_slice, of_part, bounds, wanted, summed, picked, returned, most
   )
-  return Exchange(wanted, picked, own_inverse, returned, summed, counts)
+  return Exchange(
+    wanted, picked, own_inverse, returned, summed, counts, np.diff(bounds)
+  )
 
 
 @kernel
@@ -143,9 +172,9 @@ def _count(
   by_slice: np.ndarray,
   counts: np.ndarray,
 ) -> None:
-  lanes = len(counts)
-  of_slice = len(of_part) // lanes
-  for number in range(lanes):
+  lanes, slices = counts.shape
+  of_slice = len(of_part) // slices
+  for number in range(slices):
     for lane in range(lanes):
       count = 0
       for row in range(bounds[lane], bounds[lane + 1]):
@@ -169,16 +198,19 @@ def _find_places(
   returned: np.ndarray,
   most: int,
 ) -> None:
-  lanes = len(by_slice)
-  of_slice = len(of_part) // lanes
-  for number in range(lanes):
+  slices, lanes = wanted.shape[:2]
+  of_slice = len(of_part) // slices
+  for number in range(slices):
     for lane in range(lanes):
+      # The device of the slice's replica that has the lane, and the slice's
+      # number in its replica.
+      device, own_slice = number - number % lanes + lane, number % lanes
       count = 0
       for row in range(bounds[lane], bounds[lane + 1]):
         if not by_slice[number, row]:
           continue
-        wanted[lane, number, count] = row - bounds[lane]
-        summed[lane, number, row - bounds[lane]] = count
+        wanted[device, own_slice, count] = row - bounds[lane]
+        summed[device, own_slice, row - bounds[lane]] = count
         place = lane * most + count
         for part in range(number * of_slice, (number + 1) * of_slice):
           own = of_part[part, row]

@@ -109,7 +109,7 @@ class Engine:
   ) -> tuple[RowStore, ...]:
     """Returns an empty store per group, of the rows that this process has."""
     devices = self.devices
-    if devices is None or devices.alone:
+    if devices is None or devices.has_all:
       return storage.open(first)
     return open_own(storage, first, devices.lanes, devices.own)
 

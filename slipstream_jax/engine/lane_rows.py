@@ -1,11 +1,12 @@
 """Rows of a group whose lanes are on several devices.
 
-A step's block is one array over all devices, each of which has the rows of its
+A step's block is one array over all lanes. Each device has the rows of its
 lane, padded to the size of the largest. The programs are those of `apply`, run
 on all devices at once.
 
-Of several processes, each has on its host the rows of its own lanes alone. What
-is done between steps with the rows of all, they must do in the same order.
+Of several processes, each has on its host the rows of its own lanes alone. If
+these are not all, what is done between steps with the rows of all must be done
+by all processes in the same order.
 """
 
 from collections.abc import Callable, Iterator
@@ -110,7 +111,7 @@ class LaneDeviceRows(DeviceRows):
 
   def marked(self, bits: np.ndarray) -> Iterator[tuple[RowIds, Slots]]:
     """Yields marked rows that are not on the host. See `DeviceRows`."""
-    if self.devices.alone:  # else `write_back` has brought them there
+    if self.devices.has_all:  # else `write_back` has brought them there
       yield from super().marked(bits)
 
   def write(self, plan: Plan, block: RowBlock) -> RowBlock | None:
@@ -277,13 +278,13 @@ class LaneRows(GroupRows):
 
   def write_back(self) -> None:
     """Updates the host's rows with those of this process's devices."""
-    if not self._on_host or self.devices.alone:
+    if not self._on_host or self.devices.has_all:
       super().write_back()
     self._on_host = True
 
   def settle(self) -> None:
-    """Ends write-backs. The host of each of several processes has its rows."""
-    if self.devices.alone:
+    """Ends write-backs. A host that has not all rows then has its own."""
+    if self.devices.has_all:
       super().settle()
     else:
       self.write_back()
@@ -292,7 +293,7 @@ class LaneRows(GroupRows):
     """Returns those marks of rows that this process has."""
     if self.devices.alone:
       return bits
-    return own_bits(bits, self.devices.lanes, self.devices.own)
+    return own_bits(bits, self.devices.lanes, self.devices.first)
 
   def _of_all(self, rows: RowIds) -> RowBlock:
     """Returns rows of all hosts in their order, padded, on each device."""
@@ -316,10 +317,10 @@ class LaneRows(GroupRows):
   def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
     """Yields copies of rows. See `GroupRows.pieces`.
 
-    Of several processes, all ask for them in the same order, or others `answer`
-    the first.
+    Of processes that have not all rows, all ask for them in the same order, or
+    others `answer` the first.
     """
-    if self.devices.alone:
+    if self.devices.has_all:
       yield from super().pieces(start, stop)
       return
     self.settle()
@@ -337,6 +338,8 @@ class LaneRows(GroupRows):
       Whether it has read all of them.
     """
     self.settle()
+    if self.devices.has_all:
+      return True
     for rows in pieces_of(stop - start, self.row_bytes):
       if _GO_ON not in self.devices.agreed(0):
         return False
@@ -345,7 +348,7 @@ class LaneRows(GroupRows):
 
   def read_back(self) -> RowBlock:
     """Returns all N rows with their state on each host. See `GroupRows`."""
-    if self.devices.alone:
+    if self.devices.has_all:
       return super().read_back()
     blocks = [block for _, block in self.pieces()]
     whole: RowBlock = jax.tree.map(lambda *some: np.concatenate(some), *blocks)
@@ -354,7 +357,7 @@ class LaneRows(GroupRows):
   def _look_up(self, plan: Plan) -> RowBlock:
     """Returns rows outside of training, in the plan's order."""
     self.settle()
-    if not self.devices.alone:
+    if not self.devices.has_all:
       return self._of_all(plan.rows)
     block = self.host.gather(plan.rows, bucket(len(plan.rows)))
     at = np.flatnonzero(plan.slots >= 0)

@@ -1,8 +1,9 @@
 """Several devices as one: their mesh, and programs that run on all of them.
 
-An array is either split by its first axis, a part for each device, or whole on
-each. A program sees the part of its device. It is compiled once for all
-devices, and dispatched once.
+An array is either whole on each device, or split by its first axis: into a part
+for each device, or into a part for each lane. Each of R replicas has all lanes,
+so R devices have equal parts of a lane. A program sees the part of its device.
+It is compiled once for all devices, and dispatched once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +30,12 @@ from slipstream_jax.placement import bucket
 from slipstream_jax.store.records import aligned
 from slipstream_jax.types import RowBlock
 
-AXIS = 'lanes'
-"""Name of the mesh's only axis."""
-SPLIT, WHOLE = Spec(AXIS), Spec()
-"""How an array is on the devices: split by its first axis, or whole on each."""
+LANES, REPLICAS = 'lanes', 'replicas'
+"""Names of the mesh's axes. Device r * M + m has lane m of replica r."""
+ALL = REPLICAS, LANES
+SPLIT, EACH, WHOLE = Spec(LANES), Spec(ALL), Spec()
+"""How an array is on the devices: split by its first axis into a part for each
+lane, or for each device, or whole on each."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -81,32 +84,58 @@ _CALLS = {
 
 
 class Devices(NamedTuple):
-  """The devices that train, each of which owns a lane of every group's rows."""
+  """The devices that train, each of which has a lane of every group's rows."""
 
   mesh: Mesh
 
   @property
-  def lanes(self) -> int:
+  def size(self) -> int:
     """W, the number of devices."""
     return int(self.mesh.size)
 
   @property
+  def replicas(self) -> int:
+    """R, the number of devices that have the same lane."""
+    return int(self.mesh.devices.shape[0])
+
+  @property
+  def lanes(self) -> int:
+    """M, the number of lanes. W is R * M."""
+    return int(self.mesh.devices.shape[1])
+
+  @property
   def own(self) -> tuple[int, ...]:
-    """The lanes whose devices this process has."""
-    return _own_lanes(self.mesh)
+    """The lanes that this process has."""
+    return _numbers(self.mesh)[0]
+
+  @property
+  def first(self) -> tuple[int, ...]:
+    """The lanes that this process has and writes into checkpoints."""
+    return tuple(one for one in _numbers(self.mesh)[1] if one < self.lanes)
 
   @property
   def alone(self) -> bool:
-    """Whether this process has all of them."""
+    """Whether this process has all devices."""
+    return len(_numbers(self.mesh)[1]) == self.size
+
+  @property
+  def has_all(self) -> bool:
+    """Whether this process has all lanes."""
     return len(self.own) == self.lanes
 
   def agreed(self, number: int) -> set[int]:
     """Returns the numbers u32 that the processes give. Each must call it."""
     if self.alone:
       return {number}
-    own = self.joined([np.full(1, number, np.uint32)] * len(self.own))
-    of_all = on_first(self.run(everywhere, own, results=WHOLE))
-    return {*to_host(of_all).tolist()}
+    return {*self._of_all(np.full(1, number, np.uint32)).tolist()}
+
+  def _of_all(self, own: np.ndarray) -> np.ndarray:
+    """Returns the arrays of all devices' processes, one after another."""
+    count = len(_numbers(self.mesh)[1])
+    (of_own,) = self._put([[own]] * count, EACH)
+    program = _cached(_of_each, self, (EACH,), WHOLE, ())
+    everywhere: np.ndarray = to_host(on_first(program(of_own)))
+    return everywhere
 
   @property
   def process(self) -> int:
@@ -116,7 +145,7 @@ class Devices(NamedTuple):
   @property
   def processes(self) -> int:
     """Number of processes that have some of the devices."""
-    return len({device.process_index for device in self.mesh.devices})
+    return len({device.process_index for device in self.mesh.devices.flat})
 
   def exchanged(self, own: bytes) -> list[bytes]:
     """Returns the bytes that each process gives. Each must call it."""
@@ -124,12 +153,10 @@ class Devices(NamedTuple):
       return [own]
     size = bucket(max(self.agreed(len(own))))
     padded = len(own).to_bytes(4, 'little') + own + bytes(size - len(own))
-    block = np.frombuffer(padded, np.uint8)
-    of_own = self.joined([block] * len(self.own))
-    of_all = to_host(on_first(self.run(everywhere, of_own, results=WHOLE)))
+    of_all = self._of_all(np.frombuffer(padded, np.uint8))
     texts: dict[int, bytes] = {}
-    of_lanes = of_all.reshape(self.lanes, len(padded))
-    for device, text in zip(self.mesh.devices, of_lanes, strict=True):
+    of_devices = of_all.reshape(self.size, len(padded))
+    for device, text in zip(self.mesh.devices.flat, of_devices, strict=True):
       length = int.from_bytes(text[:4].tobytes(), 'little')
       texts[device.process_index] = text[4 : 4 + length].tobytes()
     return [texts[process] for process in sorted(texts)]
@@ -152,45 +179,55 @@ class Devices(NamedTuple):
       raise error
     return said['value']
 
-  def split(self, tree: Any) -> Any:
+  def split(self, tree: Any, how: Spec = SPLIT) -> Any:
     """Puts numpy arrays on the devices, split by their first axis.
 
     The arrays must not be written again. Every process has the same.
     """
     leaves, form = jax.tree.flatten(tree)
-    sizes = [len(leaf) // self.lanes for leaf in leaves]
+    count, own = self._parts(how)
+    sizes = [len(leaf) // count for leaf in leaves]
     parts = [
       [
-        leaf[lane * size : (lane + 1) * size]
+        leaf[number * size : (number + 1) * size]
         for leaf, size in zip(leaves, sizes, strict=True)
       ]
-      for lane in self.own
+      for number in own
     ]
-    return jax.tree.unflatten(form, self._put(parts, SPLIT))
+    return jax.tree.unflatten(form, self._put(parts, how))
 
-  def packed(self, tree: Any) -> Packed:
+  def packed(self, tree: Any, how: Spec = SPLIT) -> Packed:
     """Puts numpy arrays on the devices as one. See `split` and `Packed`."""
     leaves, form = jax.tree.flatten(tree)
+    count, numbers = self._parts(how)
     kinds = tuple(
-      ((len(leaf) // self.lanes, *leaf.shape[1:]), leaf.dtype)
-      for leaf in leaves
+      ((len(leaf) // count, *leaf.shape[1:]), leaf.dtype) for leaf in leaves
     )
     sizes = [math.prod(shape) for shape, _ in kinds]
-    # Those of each lane begin where XLA's CPU backend need not copy them.
-    words = aligned((len(self.own), -(-sum(sizes) // 16) * 16), np.int32)
-    for lane, own in zip(self.own, words, strict=True):
+    # Each part begins where XLA's CPU backend need not copy it.
+    words = aligned((len(numbers), -(-sum(sizes) // 16) * 16), np.int32)
+    for number, own in zip(numbers, words, strict=True):
       start = 0
       for leaf, (shape, _), size in zip(leaves, kinds, sizes, strict=True):
-        part = leaf[lane * shape[0] : (lane + 1) * shape[0]]
+        part = leaf[number * shape[0] : (number + 1) * shape[0]]
         own[start : start + size].view(leaf.dtype).reshape(shape)[...] = part
         start += size
-    (on_all,) = self._put([[one[None]] for one in words], SPLIT)
+    (on_all,) = self._put([[one[None]] for one in words], how)
     return Packed(on_all, form, kinds)
+
+  def _parts(self, how: Spec) -> tuple[int, tuple[int, ...]]:
+    """Returns the number of a split array's parts, and those of this process.
+
+    Of a whole array, it has one for each of its devices.
+    """
+    lanes, devices = _numbers(self.mesh)
+    return (self.lanes, lanes) if how == SPLIT else (self.size, devices)
 
   def whole(self, tree: Any) -> Any:
     """Puts arrays on each device, which must not be written again."""
     leaves, form = jax.tree.flatten(tree)
-    return jax.tree.unflatten(form, self._put([leaves] * len(self.own), WHOLE))
+    copies = [leaves] * len(self._parts(WHOLE)[1])
+    return jax.tree.unflatten(form, self._put(copies, WHOLE))
 
   def settled(self, tree: Any) -> Any:
     """Puts those arrays on each device that are on one alone."""
@@ -204,18 +241,18 @@ class Devices(NamedTuple):
     return jax.tree.unflatten(form, all_there)
 
   def joined(self, blocks: Sequence[Any]) -> Any:
-    """Puts a tree of numpy arrays on each own device, as one tree of arrays."""
+    """Puts a tree of numpy arrays for each own lane, as one tree of arrays."""
     leaves, forms = zip(*map(jax.tree.flatten, blocks), strict=True)
     return jax.tree.unflatten(forms[0], self._put(leaves, SPLIT))
 
-  def _put(self, of_lanes: Sequence[Sequence[Any]], how: Spec) -> list[Any]:
-    """Puts an equally long list of arrays on each own device."""
-    own, sharding = self.own, NamedSharding(self.mesh, how)
+  def _put(self, of_own: Sequence[Sequence[Any]], how: Spec) -> list[Any]:
+    """Puts an equally long list of arrays for each own lane or device."""
+    own, sharding = self._parts(how)[1], NamedSharding(self.mesh, how)
     # Allowed, as this transfer is meant, which a guard does not see.
     with jax.transfer_guard_host_to_device('allow'):
       return [
         _joined(dict(zip(own, parts, strict=True)), sharding)
-        for parts in zip(*of_lanes, strict=True)
+        for parts in zip(*of_own, strict=True)
       ]
 
   def run(
@@ -230,7 +267,7 @@ class Devices(NamedTuple):
 
     Args:
       function: of the module that calls it, as it is kept.
-      *arguments: split arrays.
+      *arguments: arrays with a part for each lane.
       donate: which arguments may be overwritten.
       whole: which arguments are whole on each device instead.
       results: the same for results, a tree of `SPLIT` and `WHOLE`.
@@ -259,21 +296,27 @@ class Devices(NamedTuple):
 
 
 @functools.cache
-def _own_lanes(mesh: Mesh) -> tuple[int, ...]:
+def _numbers(mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Returns the numbers of this process's lanes and devices."""
   mine = jax.process_index()
-  of_process = (device.process_index for device in mesh.devices)
-  return tuple(i for i, process in enumerate(of_process) if process == mine)
+  of_process = enumerate(device.process_index for device in mesh.devices.flat)
+  devices = tuple(i for i, process in of_process if process == mine)
+  lanes = {i % mesh.devices.shape[1] for i in devices}
+  return tuple(sorted(lanes)), devices
 
 
 def _joined(parts: dict[int, Any], sharding: NamedSharding) -> jax.Array:
-  """Puts an array on the device of each lane, as one array of all devices."""
-  one, split = next(iter(parts.values())), sharding.spec == SPLIT
+  """Puts arrays by the number of their lane or device, as one of all."""
+  one, split = next(iter(parts.values())), sharding.spec != WHOLE
   shape, size = one.shape, 1
   if split:
     size = max(1, shape[0])
-    shape = sharding.mesh.size * shape[0], *shape[1:]
+    names = sharding.spec[0]
+    of_axes = sharding.mesh.shape
+    count = of_axes[LANES] if names == LANES else sharding.mesh.size
+    shape = count * shape[0], *shape[1:]
   if isinstance(one, jax.Array):
-    devices = [sharding.mesh.devices[lane] for lane in parts]
+    devices = [sharding.mesh.devices.flat[number] for number in parts]
     put = jax.device_put([*parts.values()], devices)
     return jax.make_array_from_single_device_arrays(shape, sharding, put)
 
@@ -369,8 +412,12 @@ def _cached(function: Callable[..., Any], devices: Devices, *how: Any) -> Any:
   return devices.compiled(function, *how)
 
 
-def devices_of(count: int) -> Devices:
+def devices_of(count: int, replicas: int = 1) -> Devices:
   """Returns the first devices. Several processes take all that they have.
+
+  Args:
+    count: W.
+    replicas: R, which divides W.
 
   Raises:
     UserError: there are fewer, or several processes have more.
@@ -392,7 +439,7 @@ def devices_of(count: int) -> Devices:
       hint='ask for fewer; on a CPU the variable XLA_FLAGS='
       f'--xla_force_host_platform_device_count={count} makes as many',
     )
-  return Devices(Mesh(np.array(there[:count]), (AXIS,)))
+  return Devices(Mesh(np.array(there[:count]).reshape(replicas, -1), ALL))
 
 
 def on_first(tree: Any) -> Any:
@@ -410,17 +457,20 @@ def on_first(tree: Any) -> Any:
 def shards(tree: Any) -> Iterator[tuple[int, Any]]:
   """Yields the number of each of this process's lanes, and its split arrays.
 
-  They are numpy arrays that nobody may write.
+  They are numpy arrays that nobody may write, of one replica.
   """
   leaves, form = jax.tree.flatten(tree)
 
-  def start(shard: Any) -> int:
-    return shard.index[0].start or 0
+  def of_lanes(leaf: Any) -> dict[int, Any]:
+    return {
+      (one.index[0].start or 0) // max(1, len(one.data)): one.data
+      for one in leaf.addressable_shards
+    }
 
-  parts = [sorted(leaf.addressable_shards, key=start) for leaf in leaves]
-  for of_lane in zip(*parts, strict=True):
-    lane = start(of_lane[0]) // max(1, len(of_lane[0].data))
-    arrays = to_host([one.data for one in of_lane])
+  parts = [of_lanes(leaf) for leaf in leaves]
+  for lane in sorted(parts[0]):
+    of_lane = [one[lane] for one in parts]
+    arrays = to_host(of_lane)
     yield lane, jax.tree.unflatten(form, arrays)
 
 
@@ -443,22 +493,25 @@ def error_of(words: dict[str, str]) -> UserError:
   return UserError(words['rule'], got=got, where=where, hint=hint)
 
 
-def everywhere(tree: Any) -> Any:
-  """Returns split arrays whole on each device."""
-  return jax.tree.map(lambda leaf: lax.all_gather(leaf, AXIS, tiled=True), tree)
+def _of_each(own: jax.Array) -> jax.Array:
+  """Returns the parts of all devices on each of them."""
+  everywhere: jax.Array = lax.all_gather(own, ALL, tiled=True)
+  return everywhere
 
 
 def in_order(block: RowBlock, places: Int[jax.Array, ' P']) -> RowBlock:
-  """Returns rows at places of all devices' blocks, on each. Zeros if past."""
-  whole: RowBlock = jax.tree.map(
-    lambda leaf: leaf.at[places].get(mode='fill', fill_value=0),
-    everywhere(block),
-  )
+  """Returns rows at places of all lanes' blocks, on each. Zeros if past."""
+
+  def of_lanes(leaf: jax.Array) -> jax.Array:
+    everywhere = lax.all_gather(leaf, LANES, tiled=True)
+    return everywhere.at[places].get(mode='fill', fill_value=0)
+
+  whole: RowBlock = jax.tree.map(of_lanes, block)
   return whole
 
 
 def gather(block: RowBlock, slots: Int[jax.Array, ' P']) -> RowBlock:
-  """Returns rows at slots of all devices, on each of them. Zeros if past."""
+  """Returns rows at slots of all lanes, on each device. Zeros if past."""
   at = _own(block, slots)
 
   def from_all(leaf: jax.Array) -> jax.Array:
@@ -468,7 +521,7 @@ def gather(block: RowBlock, slots: Int[jax.Array, ' P']) -> RowBlock:
     bits = own.astype(words)
     if own.dtype != bool:
       bits = lax.bitcast_convert_type(own, words)
-    total = lax.psum(bits, AXIS)
+    total = lax.psum(bits, LANES)
     if own.dtype == bool:
       return total.astype(bool)
     return lax.bitcast_convert_type(total, own.dtype)
@@ -480,14 +533,14 @@ def gather(block: RowBlock, slots: Int[jax.Array, ' P']) -> RowBlock:
 def write(
   block: RowBlock, slots: Int[jax.Array, ' P'], new: RowBlock
 ) -> RowBlock:
-  """Writes rows, which are whole on each device, at slots of all devices."""
+  """Writes rows, which are whole on each device, at slots of all lanes."""
   return apply.write_slots(block, _own(block, slots), new)
 
 
 def _own(block: RowBlock, slots: jax.Array) -> jax.Array:
   """Returns the slots as the device has them, past its last if it has not."""
   size = len(block.rows)
-  own = slots - lax.axis_index(AXIS) * size
+  own = slots - lax.axis_index(LANES) * size
   # Unique also outside, as the programs promise to XLA.
   outside = size + jnp.arange(len(slots), dtype=own.dtype)
   return jnp.where((own >= 0) & (own < size), own, outside)

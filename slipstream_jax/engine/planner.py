@@ -205,11 +205,18 @@ class Slices(NamedTuple):
   """How the examples of a step are divided."""
 
   devices: int
-  """W, each of which computes a slice of the examples and owns a lane."""
+  """W, each of which computes a slice of the examples and has a lane."""
   parts: int
   """G, a multiple of W: the parts into which all examples are cut."""
   exchange: str = 'float32'
   """In what they exchange rows and gradients, a member of `EXCHANGES`."""
+  replicas: int = 1
+  """R, a divisor of W: the devices that have the same lane."""
+
+  @property
+  def lanes(self) -> int:
+    """M, the number of lanes. W is R * M."""
+    return self.devices // self.replicas
 
 
 class UniqueBatch(NamedTuple):
@@ -396,9 +403,9 @@ class Planner(NamedTuple):
       exchanges: tuple[Exchange, ...] = ()
       if self.over is not None:
         over = self.over
-        uniques = tuple(in_lanes(one, over.devices) for one in uniques)
+        uniques = tuple(in_lanes(one, over.lanes) for one in uniques)
         exchanges = tuple(
-          exchange(one, over.devices, over.parts) for one in uniques
+          exchange(one, over.lanes, over.devices, over.parts) for one in uniques
         )
       of_rows = tuple(
         row_weights(one.inverse, weights, bucket(len(one.rows)))

@@ -27,7 +27,7 @@ _ROWS = 4  # that show whether a chain treats each alone
 
 
 def divided(
-  devices: Any, parts: Any, exchange: Any = 'float32'
+  devices: Any, parts: Any, exchange: Any = 'float32', replicas: Any = 1
 ) -> Slices | None:
   """Returns how a step is divided. None: one device computes it as a whole.
 
@@ -36,17 +36,20 @@ def divided(
     parts: G, into which a batch is cut. None: 1 for one device that exchanges
       f32, else 8 or W.
     exchange: a member of `EXCHANGES`.
+    replicas: R, devices that have the same rows.
 
   Raises:
     UserError: one is no power of two, or there are fewer devices, or parts
-      than devices, or one part of which nothing is exchanged.
+      than devices, devices than replicas, or one part of which nothing is
+      exchanged.
   """
   check_whole(devices, 1, 'Trainer, devices', 'use 1, or a power of two')
   element = choose(EXCHANGES, exchange, 'Trainer, exchange')
   whole = element == 4
   if parts is None:
     parts = 1 if devices == 1 and whole else max(8, devices)
-  for name, value in ('devices', devices), ('parts', parts):
+  of_all = {'devices': devices, 'parts': parts, 'replicas': replicas}
+  for name, value in of_all.items():
     where = f'Trainer, {name}'
     check_whole(value, 1, where, 'such as 8')
     if value & (value - 1):
@@ -64,6 +67,13 @@ def divided(
       hint='take fewer devices, or more parts: a run with other parts has'
       ' other last bits',
     )
+  if replicas > devices:
+    raise UserError(
+      f'the replicas of the rows must divide the {devices} devices',
+      got=replicas,
+      where='Trainer, replicas',
+      hint='take fewer replicas, such as one for each host',
+    )
   if parts == 1 and jax.process_count() == 1:
     if whole:
       return None
@@ -74,7 +84,7 @@ def divided(
       hint='take 8 parts, or leave exchange out',
     )
   devices_of(devices)
-  return Slices(devices, parts, exchange)
+  return Slices(devices, parts, exchange, replicas)
 
 
 def check_examples(parts: int, examples: int) -> None:

@@ -483,9 +483,7 @@ def moved_by_group(
     element = EXCHANGES[over.exchange]
     of_groups = zip(counts, tables.groups, item.exchanges, strict=True)
     return [
-      count._replace(
-        bytes_exchanged=int(one.sent_by_lane(group, element).sum())
-      )
+      count._replace(bytes_exchanged=one.sent_by_device(group, element).total)
       for count, group, one in of_groups
     ]
   if rows == 'parameter_server':

@@ -4,10 +4,12 @@ A batch is cut into G parts, and each of W devices computes the parts of its
 slice one after another. What a part computes, and the order in which results of
 parts are added, does not depend on W:
 
-1. `send`: each device sends rows of its lane to the slices that look them up.
+1. `send`: each device sends rows of its lane to the slices that look them up,
+   of its replica alone if there are several.
 2. `pass`: forward and backward over one part after another, in a loop.
 3. `add`: gradients are added as a binary tree over parts. Those of rows return
-   to their lanes in between.
+   to their lanes in between. The parts of a replica are neighbours, so the sums
+   of replicas are the last ones of the tree.
 4. `update`: dense parameters, equally on each device, and the lane's rows.
 
 XLA may fuse the cutting of a part with sums of its gradients, and so change
@@ -30,10 +32,13 @@ import numpy as np
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.lane_rows import block_places
 from slipstream_jax.engine.mesh import (
-  AXIS,
+  ALL,
   Devices,
+  EACH,
+  LANES,
   on_first,
   Packed,
+  REPLICAS,
   SPLIT,
   WHOLE,
 )
@@ -84,7 +89,7 @@ class Parts(NamedTuple):
 
 
 class Inputs(NamedTuple):
-  """A step's arrays, split over the devices."""
+  """A step's arrays, with a part for each device."""
 
   wanted: tuple[Array, ...]
   """Per group, as in `Exchange`, like the next three."""
@@ -115,38 +120,38 @@ class PartsStep:
     self.devices, self.parts = devices, over.parts
     parts, self.narrow = over.parts, over.exchange != 'float32'
     self.groups = recipe.tables.groups
-    self.rounds = devices.whole(np.int32(parts // devices.lanes))
+    self.rounds = devices.whole(np.int32(parts // devices.size))
     run = devices.compiled
     self._send = run(
       functools.partial(_send, parts, self.narrow),
-      (SPLIT, SPLIT),
-      SPLIT,
+      (SPLIT, EACH),
+      (EACH, SPLIT, EACH),
     )
     self._pass = run(
       functools.partial(_pass, recipe, parts),
-      (WHOLE, WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
-      SPLIT,
+      (WHOLE, WHOLE, WHOLE, WHOLE, EACH, EACH),
+      EACH,
     )
     self._add = run(
       functools.partial(_add, self.narrow),
-      (SPLIT, SPLIT, SPLIT, SPLIT, WHOLE, SPLIT, SPLIT),
+      (EACH, EACH, EACH, EACH, WHOLE, EACH, EACH),
       (WHOLE, SPLIT),
     )
     self._update = run(
       functools.partial(_update, recipe, layouts),
-      (WHOLE, SPLIT, WHOLE, SPLIT, WHOLE, SPLIT, SPLIT, SPLIT),
+      (WHOLE, SPLIT, WHOLE, SPLIT, WHOLE, EACH, SPLIT, EACH),
       (WHOLE, SPLIT, WHOLE, SPLIT),
       donate=(0, 1),
     )
-    self._room = run(functools.partial(_with_room, parts), (SPLIT,), SPLIT)
+    self._room = run(functools.partial(_with_room, parts), (EACH,), EACH)
     self._score = functools.cache(
       lambda program: run(
         functools.partial(_score, program, parts),
-        (WHOLE,) * 4 + (SPLIT,),
-        SPLIT,
+        (WHOLE,) * 4 + (EACH,),
+        EACH,
       )
     )
-    self._collect = run(functools.partial(_collect, parts), (SPLIT,), WHOLE)
+    self._collect = run(functools.partial(_collect, parts), (EACH,), WHOLE)
 
   def scores(
     self,
@@ -178,7 +183,7 @@ class PartsStep:
       padded[:count] = column
       return padded.reshape(self.parts, size, *column.shape[1:])
 
-    own = self._room(self.devices.split(jax.tree.map(cut, examples)))
+    own = self._room(self.devices.split(jax.tree.map(cut, examples), EACH))
     variables = self.devices.settled((state.params, state.model_state))
     parts = self._score(program)(*variables, rows, self.rounds, own)
     logits: np.ndarray = to_host(on_first(self._collect(parts)))
@@ -190,10 +195,13 @@ class PartsStep:
     Returns:
       `Inputs`.
     """
-    return self.devices.packed(self._on_host(item, batch))
+    return self.devices.packed(self._on_host(item, batch), EACH)
 
   def _on_host(self, item: PlannedBatch, batch: Batch) -> Inputs:
-    lanes = self.devices.lanes
+    lanes, replicas = self.devices.lanes, self.devices.replicas
+
+    def of_all(values: np.ndarray) -> np.ndarray:
+      return values if replicas == 1 else np.tile(values, replicas)
 
     def cut(column: np.ndarray) -> np.ndarray:
       size = len(column) // self.parts
@@ -214,10 +222,11 @@ class PartsStep:
       at = block_places(plan.lanes, lanes * one.size)
       weight, known, others = np.ones(lanes * one.size, np.float32), None, None
       weight[at] = own[: len(at)]
-      weights.append(weight)
+      weights.append(of_all(weight))
       if group.dtype != 'float32' or self.narrow:
         known = np.zeros(lanes * one.size, np.uint32)
         known[at] = plan.rows
+        known = of_all(known)
       if self.narrow:
         others = one.rows(plan.rows, plan.lanes).astype(np.uint32)
       rows.append(known)
@@ -269,14 +278,21 @@ def _take(rows: jax.Array, at: jax.Array) -> jax.Array:
   return rows.at[at].get(mode='fill', fill_value=0)
 
 
-def _to_others(values: jax.Array, narrow: bool) -> jax.Array:
-  """Sends the n-th values to the n-th device. If narrow, they are bfloat16s."""
+def _crossing(
+  values: jax.Array, narrow: bool, send: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+  """Sends values between devices. If narrow, they are bfloat16s."""
   if not narrow:
-    return lax.all_to_all(values, AXIS, 0, 0)
+    return send(values)
   # As integers, since XLA may replace bfloat16 by f32 where it computes so.
   bits = lax.bitcast_convert_type(values.astype(jnp.bfloat16), jnp.uint16)
-  got = lax.bitcast_convert_type(lax.all_to_all(bits, AXIS, 0, 0), jnp.bfloat16)
+  got = lax.bitcast_convert_type(send(bits), jnp.bfloat16)
   return got.astype(jnp.float32)
+
+
+def _to_others(values: jax.Array, narrow: bool) -> jax.Array:
+  """Sends the n-th values to the n-th lane of the replica."""
+  return _crossing(values, narrow, lambda one: lax.all_to_all(one, LANES, 0, 0))
 
 
 def _send(
@@ -375,8 +391,8 @@ def _score(
 
 def _collect(parts: int, logits: jax.Array) -> jax.Array:
   """Returns the logits of all devices' parts on each of them."""
-  own = logits[: parts // lax.axis_size(AXIS)]
-  everywhere: jax.Array = lax.all_gather(own, AXIS, tiled=True)
+  own = logits[: parts // lax.axis_size(ALL)]
+  everywhere: jax.Array = lax.all_gather(own, ALL, tiled=True)
   return everywhere
 
 
@@ -455,15 +471,13 @@ def _of_slices(own: Any) -> list[Any]:
   Those of a dtype are sent as one, since each exchange takes its time.
   """
   leaves, form = jax.tree.flatten(own)
-  lanes = lax.axis_size(AXIS)
-  of_slices: list[list[Any]] = [[None] * len(leaves) for _ in range(lanes)]
+  slices = lax.axis_size(ALL)
+  of_slices: list[list[Any]] = [[None] * len(leaves) for _ in range(slices)]
   for dtype in {leaf.dtype: None for leaf in leaves}:
     some = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
     ends = np.cumsum([leaves[i].size for i in some])[:-1]
     joined = jnp.concatenate([leaves[i].reshape(-1) for i in some])
-    for slice_, row in zip(
-      of_slices, lax.all_gather(joined, AXIS), strict=True
-    ):
+    for slice_, row in zip(of_slices, lax.all_gather(joined, ALL), strict=True):
       for i, values in zip(some, jnp.split(row, ends), strict=True):
         slice_[i] = values.reshape(leaves[i].shape)
   return [jax.tree.unflatten(form, one) for one in of_slices]
@@ -476,11 +490,11 @@ def _add(
   returned: tuple[jax.Array, ...],
   summed: tuple[jax.Array, ...],
   step: Int[jax.Array, ''],
-  received: tuple[UInt32[jax.Array, '1 _WQ'], ...],
+  received: tuple[UInt32[jax.Array, '1 _MQ'], ...],
   numbers: tuple[UInt32[jax.Array, ' _P'], ...],
 ) -> tuple[Sums, tuple[jax.Array, ...]]:
   """Returns the sums of all parts, and the gradients of the lane's rows."""
-  lanes = lax.axis_size(AXIS)
+  slices, replicas = lax.axis_size(ALL), lax.axis_size(REPLICAS)
   rounds = len(returned[0])
   of_parts = [
     jax.tree.map(operator.itemgetter(part), sums) for part in range(rounds)
@@ -490,17 +504,19 @@ def _add(
   for group, one in enumerate(zip(rows, returned, summed, strict=True)):
     rounding: tuple[Rounding, Rounding] | None = None
     if narrow:
-      first = jnp.uint32(lanes) + lax.axis_index(AXIS).astype(jnp.uint32)
-      rounding = (
-        Rounding(group, step, received[group][0], lanes, first),
-        Rounding(group, step, numbers[group], 1, jnp.uint32(1)),
+      of_slice, of_replica = (
+        jnp.uint32(count) + lax.axis_index(axis).astype(jnp.uint32)
+        for count, axis in ((slices, ALL), (replicas, REPLICAS))
       )
-    gradients.append(_of_lane(lanes, *one, rounding))
+      rounding = (
+        Rounding(group, step, received[group][0], slices, of_slice),
+        Rounding(group, step, numbers[group], replicas, of_replica),
+      )
+    gradients.append(_of_lane(*one, rounding))
   return total, tuple(gradients)
 
 
 def _of_lane(
-  lanes: int,
   own: jax.Array,
   returned: jax.Array,
   summed: jax.Array,
@@ -511,17 +527,35 @@ def _of_lane(
   If given, the first rounds what a slice adds, and the second what a lane does.
   """
   of_slice, of_lane = rounding or (None, None)
+  lanes, narrow = lax.axis_size(LANES), rounding is not None
   # A row that a part does not look up has a gradient of 0 there.
   parts: Sequence[jax.Array]
   parts = [_take(own[part], at) for part, at in enumerate(returned)]
   if of_slice is not None:
     parts = of_slice(parts)
   sent = _tree(parts, of_slice)
-  got = _to_others(
-    sent.reshape(lanes, -1, sent.shape[1]), rounding is not None and lanes > 1
-  )
+  # The only slice's gradients are the last sum, which is not rounded.
+  narrow &= lax.axis_size(ALL) > 1
+  got = _to_others(sent.reshape(lanes, -1, sent.shape[1]), narrow)
   slices = [_take(*one) for one in zip(got, summed[0], strict=True)]
-  gradient: jax.Array = _tree(slices, of_lane)
+  return _of_replicas(_tree(slices, of_lane), narrow, of_lane)
+
+
+def _of_replicas(
+  gradient: jax.Array, narrow: bool, rounding: Rounding | None
+) -> jax.Array:
+  """Adds gradients of a lane in pairs of replicas, and the sums in pairs."""
+  replicas, distance = lax.axis_size(REPLICAS), 1
+  while distance < replicas:
+    pairs = [(number, number ^ distance) for number in range(replicas)]
+    send = functools.partial(lax.ppermute, axis_name=REPLICAS, perm=pairs)
+    gradient = gradient + _crossing(gradient, narrow, send)
+    distance *= 2
+    if rounding is not None:
+      rounding = rounding._replace(
+        trees=rounding.trees // 2, first=rounding.first // 2
+      )
+      (gradient,) = rounding([gradient])
   return gradient
 
 
@@ -541,13 +575,13 @@ def _update(
   loss = mean_of(sums.loss, sums.weight)
   weight = mean_weight(sums.weight, sums.some)
   new = update_dense(
-    recipe, state, sums.dense, batches_seen, weight, loss, axis_name=AXIS
+    recipe, state, sums.dense, batches_seen, weight, loss, axis_name=ALL
   )
   good = None
   if recipe.skips_bad_steps:
     # Bad rows of one device end the step of all.
     own = is_finite(loss, new.params, row_grads)
-    good = lax.pmin(own.astype(jnp.int32), AXIS) > 0
+    good = lax.pmin(own.astype(jnp.int32), ALL) > 0
     frozen = tuple(mask | ~good for mask in frozen)
   rows, row_globals, touched = update_rows(
     recipe,

@@ -256,7 +256,7 @@ def make_parts(
     check_hot(hot, 'skip_stale in a chain watches hot rows')
   devices = None
   if over is not None:
-    devices = devices_of(over.devices)
+    devices = devices_of(over.devices, over.replicas)
     check_divided(recipe, programs.layouts, state, rows)
   states, draws = programs.untrained_row_state, draws_of(tables)
   untrained = UntrainedRows(tables, states, seed, draws)

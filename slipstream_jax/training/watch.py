@@ -30,7 +30,7 @@ import optax
 from slipstream_jax.distributed.lanes import places_by_lane
 from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import to_device, to_host
-from slipstream_jax.engine.mesh import AXIS, Devices, SPLIT, WHOLE
+from slipstream_jax.engine.mesh import Devices, LANES, SPLIT, WHOLE
 from slipstream_jax.engine.planner import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket
@@ -490,7 +490,7 @@ def _spread(known: Any, at: RowIndices) -> Any:
 
 def _collected(known: Any, back: RowIndices) -> Any:
   def of_all(leaf: jax.Array, back: jax.Array) -> jax.Array:
-    return lax.all_gather(leaf, AXIS, tiled=True)[back] if len(back) else leaf
+    return lax.all_gather(leaf, LANES, tiled=True)[back] if len(back) else leaf
 
   return tuple(
     jax.tree.map(lambda leaf, back=of_group: of_all(leaf, back), one)

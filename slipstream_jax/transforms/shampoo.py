@@ -30,6 +30,7 @@ _Blocks = jax.Array
 """The blocks of a leaf, [N, b_1, ..., b_w], padded with zeros."""
 _Factors = tuple[jax.Array, ...]
 """A matrix per block, for each axis: [N, b_1, b_1], ..., [N, b_w, b_w]."""
+Axes = str | tuple[str, ...]
 
 
 class ScaleByShampooState(NamedTuple):
@@ -76,7 +77,7 @@ def scale_by_shampoo(
   timing. Steps before the first roots are those of the grafted method. Bias
   corrections would cancel with the norm, so there are none.
 
-  Within `jax.shard_map`, `update` takes the mesh axis over which parameters and
+  Within `jax.shard_map`, `update` takes the mesh axes over which parameters and
   gradients are equal as `axis_name`. Each device then computes the roots and
   directions of some blocks, which are gathered. Bits do not depend on how many
   devices there are. They may differ from those without `axis_name`.
@@ -113,7 +114,7 @@ def scale_by_shampoo(
     state: ScaleByShampooState,
     params: optax.Params | None = None,
     *,
-    axis_name: str | None = None,
+    axis_name: Axes | None = None,
     **extra: Any,
   ) -> tuple[optax.Updates, ScaleByShampooState]:
     del params, extra
@@ -326,8 +327,8 @@ class _Shares(NamedTuple):
 
   tree: Any
   """Structure of the parameters."""
-  axis: str | None
-  """Mesh axis of the W devices. None: there is one."""
+  axis: Axes | None
+  """Mesh axis of the W devices, or axes. None: there is one."""
   numbers: tuple[np.ndarray, ...]
   """Per leaf, the numbers of each device's blocks, i32[W, N], padded."""
   counts: np.ndarray
@@ -413,7 +414,7 @@ def _one_by_one(own: jax.Array, count: jax.Array, leaf: Any) -> _Blocks:
   return lax.fori_loop(0, count, turn, room) if len(room) else room
 
 
-def _shares(leaves: Any, size: int, axis: str | None) -> _Shares:
+def _shares(leaves: Any, size: int, axis: Axes | None) -> _Shares:
   """Shares the blocks among devices: the costliest first, each to the freest.
 
   The cost is that of the roots.

@@ -53,17 +53,19 @@ def batches(draw):
   lookups = draw(
     hnp.arrays(np.int64, (16, draw(st.integers(1, 4))), elements=IDS)
   )
-  return lookups, draw(LANES)
+  lanes = draw(LANES)
+  return lookups, lanes, draw(st.sampled_from([1, 2, 4, 8][: 8 // lanes]))
 
 
 IDS = st.integers(-1, 40)
 
 
 @given(batches())
-@example((np.full((8, 1), -1), 2))  # no row at all
+@example((np.full((8, 1), -1), 2, 1))  # no row at all
 def test_exchange_is_that_of_dictionaries(drawn):
-  lookups, lanes = drawn
-  parts, each = 8, 8 // lanes
+  lookups, lanes, replicas = drawn
+  slices = lanes * replicas
+  parts, each = 8, 8 // slices
   found = unique_rows(lookups, 41)
   unique = in_lanes(found, lanes)
   real = lookups >= 0
@@ -74,7 +76,7 @@ def test_exchange_is_that_of_dictionaries(drawn):
   assert dict(zip(unique.rows, unique.counts, strict=True)) == dict(
     zip(found.rows, found.counts, strict=True)
   )
-  way = exchange(unique, lanes, parts)
+  way = exchange(unique, lanes, slices, parts)
   bounds = bounds_of(unique.rows, lanes)
   lane_rows = np.full((lanes, way.size), -1)
   for lane in range(lanes):
@@ -82,10 +84,20 @@ def test_exchange_is_that_of_dictionaries(drawn):
     assert (owners(own, lanes) == lane).all()
     lane_rows[lane, : len(own)] = own
   padded = np.pad(lane_rows, [(0, 0), (0, 1)], constant_values=-1)
-  sent = np.stack([padded[lane][way.wanted[lane]] for lane in range(lanes)])
-  for number in range(lanes):
-    got = np.append(sent[:, number].reshape(-1), -1)
-    wanted = set(lookups.reshape(lanes, -1)[number].tolist()) - {-1}
+  of_replicas = way.wanted.reshape(replicas, lanes, lanes, -1)
+  # What each lane of each replica sends to each slice of it.
+  sent = np.stack(
+    [[padded[lane][own[lane]] for lane in range(lanes)] for own in of_replicas]
+  )
+  summed = way.summed.reshape(replicas, lanes, lanes, -1)
+  np.testing.assert_array_equal(way.used, np.diff(bounds))
+  received = sent.swapaxes(1, 2).reshape(slices, -1)
+  known = way.rows(unique.rows, bounds)
+  np.testing.assert_array_equal(np.where(received < 0, -1, known), received)
+  for number in range(slices):
+    replica, own_slice = divmod(number, lanes)
+    got = np.append(sent[replica, :, own_slice].reshape(-1), -1)
+    wanted = set(lookups.reshape(slices, -1)[number].tolist()) - {-1}
     # Each row that a slice looks up comes once, from its owner.
     assert sorted(got[got >= 0].tolist()) == sorted(wanted)
     for lane in range(lanes):
@@ -104,9 +116,10 @@ def test_exchange_is_that_of_dictionaries(drawn):
       np.testing.assert_array_equal(back, np.where(here, got[:-1], -1))
   for lane in range(lanes):
     # From each slice that looks a row up, its gradient arrives once.
-    for number in range(lanes):
-      got = np.append(sent[lane, number], -1)[way.summed[lane, number]]
-      wanted = lookups.reshape(lanes, -1)[number]
+    for number in range(slices):
+      at = number // lanes, lane, number % lanes
+      got = np.append(sent[at], -1)[summed[at]]
+      wanted = lookups.reshape(slices, -1)[number]
       here = (lane_rows[lane] >= 0) & np.isin(lane_rows[lane], wanted)
       np.testing.assert_array_equal(got, np.where(here, lane_rows[lane], -1))
 

@@ -32,11 +32,11 @@ def free_port():
     return one.getsockname()[1]
 
 
-def results(processes, devices, folder, runs):
+def results(processes, devices, folder, runs, replicas=1):
   """Returns what each process prints of these runs."""
   address = f'localhost:{free_port()}'
   command = [sys.executable, '-m', 'tests.distributed.worker']
-  more = [processes, devices, address, folder, ','.join(runs)]
+  more = [processes, devices, address, folder, ','.join(runs), replicas]
   with contextlib.ExitStack() as ended:
     all_of_them = [
       ended.enter_context(
@@ -105,3 +105,14 @@ def test_processes_of_several_devices_change_no_number(
 ):
   one = of_one(folder, LONG)
   assert results(processes, devices, tmp_path, LONG) == [one] * processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('processes', 'devices'), [(2, 4), (4, 4)])
+def test_replicas_of_processes_change_no_number(
+  processes, devices, folder, tmp_path
+):
+  """Of two processes each has all rows, and of four two share a replica."""
+  one = of_one(folder, LONG)
+  found = results(processes, devices, tmp_path, LONG, replicas=2)
+  assert found == [one] * processes

@@ -27,12 +27,20 @@ def digest(tree):
   return crc
 
 
+OVER = {'parts': PARTS, 'replicas': 1}
+
+
+def slices(devices, exchange='float32'):
+  from slipstream_jax.engine.planner import Slices
+
+  return Slices(devices, exchange=exchange, **OVER)
+
+
 def of_placement(
   placement, devices, seed=1, exchange='float32', storage='memory'
 ):
   """A run under a placement, which is swapped in the order of FAE."""
   from slipstream_jax.data.numbered import ColumnBatches
-  from slipstream_jax.engine.planner import Slices
   from slipstream_jax.placement import cached, PLACEMENTS
   from slipstream_jax.schedules.base import plain
   from slipstream_jax.schedules.fae import fae, Rate
@@ -49,7 +57,7 @@ def of_placement(
     small.DENSE,
     seed=3,
     hot=small.hot(columns),
-    over=Slices(devices, PARTS, exchange),
+    over=slices(devices, exchange),
     storage=STORES[storage](1 << 12, tempfile.gettempdir()),
   )
   source = ColumnBatches(columns, small.BATCH, shuffle_seed=seed)
@@ -70,7 +78,7 @@ def of_market(devices, folder, skip, placing, **more):
   def trainer(placing):
     placement = market.PLACINGS[placing]
     return contextlib.closing(
-      market.trainer(placement=placement, devices=devices, parts=PARTS, **more)
+      market.trainer(placement=placement, devices=devices, **OVER, **more)
     )
 
   with trainer(placing) as first:
@@ -99,7 +107,7 @@ def unlike(devices, number):
   said = []
   for run in (
     lambda: of_placement('streamed', devices, number),
-    lambda: market.trainer(devices=devices, parts=PARTS).train(lent, 1),
+    lambda: market.trainer(devices=devices, **OVER).train(lent, 1),
   ):
     try:
       run()
@@ -116,7 +124,7 @@ def exported(devices, folder):
 
   first, encoded = jax.process_index() == 0, exporting.encoded
   with contextlib.closing(
-    market.trainer(devices=devices, parts=PARTS, placement='pinned')
+    market.trainer(devices=devices, **OVER, placement='pinned')
   ) as trainer:
     trainer.train(market.source(), 11)
     for name in 'user', 'ad':  # before the first rows, and after some of them
@@ -145,7 +153,6 @@ def full(devices, folder):
   """
   from slipstream_jax.checkpoint import checkpoint, manifest, places
   from slipstream_jax.data.numbered import ColumnBatches
-  from slipstream_jax.engine.planner import Slices
   from slipstream_jax.errors import UserError
   from slipstream_jax.placement import cached
   from slipstream_jax.training.loop import train
@@ -153,7 +160,7 @@ def full(devices, folder):
   from tests.support import small
 
   def trainer():
-    over = Slices(devices, PARTS, 'float32')
+    over = slices(devices)
     recipe = small.recipe('adagrad', length=2)
     return make_parts(recipe, cached(8), small.DENSE, seed=3, over=over)
 
@@ -194,7 +201,8 @@ def full(devices, folder):
   return errors, owners, digest(small.everything(one))
 
 
-def main(number, processes, devices, address, folder, names):
+def main(number, processes, devices, address, folder, names, replicas):
+  OVER['replicas'] = int(replicas)
   number, processes, devices = int(number), int(processes), int(devices)
   jax.config.update('jax_num_cpu_devices', devices // processes)
   if processes > 1:

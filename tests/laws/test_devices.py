@@ -48,6 +48,7 @@ def run(
   steps=12,
   make=small.recipe,
   exchange='float32',
+  replicas=1,
 ):
   """All rows, their state and the rest after some steps, and the losses."""
   length = small.STEPS if make is small.sequence_recipe else 2
@@ -59,7 +60,7 @@ def run(
     small.DENSE,
     seed=3,
     hot=small.hot(columns),
-    over=Slices(devices, PARTS, exchange),
+    over=Slices(devices, PARTS, exchange, replicas),
   )
   source = ColumnBatches(columns, BATCH, shuffle_seed=1)
   with planned(trainer, source, 2) as batches:
@@ -77,6 +78,39 @@ def run(
 )
 def test_devices_change_no_number(devices, placement):
   assert_same_bits(run(devices, placement), run(1))
+
+
+@pytest.mark.parametrize(
+  ('devices', 'replicas', 'placement', 'exchange'),
+  [
+    (8, 2, 'cached', 'float32'),
+    (4, 4, 'pinned', 'bfloat16'),
+    *(
+      pytest.param(*sizes, placement, exchange, marks=pytest.mark.slow)
+      for sizes in ((8, 2), (8, 4), (8, 8), (4, 2))
+      for placement in PLACED
+      for exchange in ('float32', 'bfloat16')
+    ),
+  ],
+)
+def test_replicas_change_no_number(devices, replicas, placement, exchange):
+  found = run(devices, placement, exchange=exchange, replicas=replicas)
+  assert_same_bits(found, run(1, exchange=exchange))
+
+
+def test_replicas_have_equal_rows():
+  trainer, source = start(8, 'pinned', over=Slices(8, PARTS, 'bfloat16', 4))
+  with planned(trainer, source, 2) as batches:
+    assert len(list(train(trainer, batches, 12))) == 12
+  for group in trainer.engine.groups:
+    for leaf in jax.tree.leaves(group.kept.block):
+      copies = collections.defaultdict(list)
+      for shard in leaf.addressable_shards:
+        copies[shard.index[0].start].append(np.asarray(shard.data))
+      assert [len(own) for own in copies.values()] == [4, 4]
+      for first, *others in copies.values():
+        for other in others:
+          np.testing.assert_array_equal(first, other)
 
 
 @pytest.mark.slow
@@ -158,8 +192,7 @@ def start(devices, placement='streamed', of=None, **more):
     small.DENSE,
     seed=3,
     hot=small.hot(columns),
-    over=Slices(devices, PARTS),
-    **more,
+    **{'over': Slices(devices, PARTS), **more},
   )
   return trainer, ColumnBatches(columns, BATCH, shuffle_seed=1)
 
