@@ -205,7 +205,7 @@ def _turn(one: _Contender, steps: int) -> None:
     item = one.batches.peek()
     examples += len(item.batch.labels)
     for plan, pairs in zip(item.plans, item.exchanges, strict=False):
-      own, sent = np.diff(plan.lanes), pairs.counts
+      own, sent = np.diff(plan.lanes), pairs.traffic.counts
       all_sent = int(sent.sum() - np.trace(sent))
       one.moved.append((own.max() / own.mean(), len(plan.rows), all_sent))
     timed = one.batches.clock.timed(item.spent, item.scheduled, lambda: None)
@@ -239,15 +239,15 @@ def _collectives(number: int) -> list[dict[str, Any]]:
   import jax
   import numpy as np
 
-  from slipstream_jax.engine.mesh import AXIS, devices_of, SPLIT, WHOLE
+  from slipstream_jax.engine.mesh import devices_of, LANES, SPLIT, WHOLE
 
   devices = devices_of(number)
 
   def exchanged(own: Any) -> Any:
-    return jax.lax.all_to_all(own, AXIS, 0, 0, tiled=True)
+    return jax.lax.all_to_all(own, LANES, 0, 0, tiled=True)
 
   def gathered(own: Any) -> Any:
-    return jax.lax.all_gather(own, AXIS, tiled=True)
+    return jax.lax.all_gather(own, LANES, tiled=True)
 
   programs = {
     'all_to_all': devices.compiled(exchanged, (SPLIT,), SPLIT),

@@ -198,9 +198,7 @@ def trainer(
   rows = system(config).rows
   dense = data.dense_features
   kept = storage(config)
-  over = divided(
-    config.devices, config.parts, config.exchange, config.replicas
-  )
+  over = divided(config.devices, config.parts, config.exchange, config.replicas)
   return make_parts(
     recipe, places, dense, config.seed, hot, rows, kept, over=over
   )

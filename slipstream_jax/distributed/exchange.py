@@ -2,11 +2,13 @@
 
 Each device has a lane of rows and computes the examples of a slice, which
 consists of equal parts. Rows go from the lanes to the slices, and gradients
-come back. Where there are R replicas of all M lanes, rows go to the slices of
-their own replica alone, and replicas add the gradients that came back (2D
-parallelism, as in TorchRec). All of it follows from the batch's unique rows alone, so every
-process finds the same. Sizes are maxima over all lanes, slices or parts, so
-that shapes are equal on all devices.
+come back. Where there are several replicas of all lanes, rows go to the slices
+of their own replica alone, and replicas add the gradients that came back. That
+is 2D parallelism, as in TorchRec.
+
+All of it follows from the batch's unique rows alone, so every process finds the
+same. Sizes are maxima over all lanes, slices or parts, so that shapes are equal
+on all devices.
 
 All places are such that a device reads a row, never writes one: a place past
 the last row reads 0. So each sum has a fixed order.
@@ -29,18 +31,46 @@ in f32 go in the same dtype, those in half precision as they are."""
 _SMALLEST = 64  # rows that a pair of devices exchanges, with padding
 
 
-class Sent(NamedTuple):
-  """Bytes that each device sends to others in a step, without padding."""
+class Traffic(NamedTuple):
+  """Rows that W devices exchange, of which R replicas have M lanes each.
 
-  within: Int[np.ndarray, ' W']
-  """To devices of its replica: rows, and gradients of rows."""
-  between: Int[np.ndarray, ' W']
-  """To other replicas: sums of gradients."""
+  Device r * M + m has lane m of replica r. Nothing is padded.
+  """
 
-  @property
-  def total(self) -> int:
-    """Bytes that all devices send."""
-    return int(self.within.sum() + self.between.sum())
+  counts: Int[np.ndarray, 'M W']
+  """Rows of each lane that each slice looks up."""
+  used: Int[np.ndarray, ' M']
+  """Rows of each lane that any slice looks up."""
+
+  def sent(
+    self, group: Group, element: int, within: int | None = None
+  ) -> tuple[Int[np.ndarray, ' W'], Int[np.ndarray, ' W']]:
+    """Returns the bytes that each device sends: rows and gradients of rows.
+
+    The first are to devices of its own host, the second to those of others.
+
+    Args:
+      group: whose rows they are.
+      element: bytes of an element of a gradient, from `EXCHANGES`.
+      within: devices of a host, a power of two. None: all are on one host.
+    """
+    row, lanes = min(element, np.dtype(group.dtype).itemsize), len(self.counts)
+    pairs = self.counts.reshape(lanes, -1, lanes).swapaxes(0, 1)  # [R, M, M]
+    near = lanes if within is None else min(within, lanes)
+    host = np.arange(lanes) // near
+    here = host[:, None] == host
+    of_hosts = []
+    for others in (pairs * (here & ~np.eye(lanes, dtype=bool)), pairs * ~here):
+      # A lane sends its rows, and a slice the gradients of what it got.
+      of_hosts.append((others.sum(2) * row + others.sum(1) * element).ravel())
+    # Replicas add their sums in pairs, then pairs of pairs, and so on.
+    sums = np.tile(self.used, len(pairs)) * element
+    times = (len(pairs) - 1).bit_length()
+    inside = times if within is None else (within // lanes).bit_length() - 1
+    inside = min(max(inside, 0), times)
+    of_hosts[0] += inside * sums
+    of_hosts[1] += (times - inside) * sums
+    return group.dim * of_hosts[0], group.dim * of_hosts[1]
 
 
 class Exchange(NamedTuple):
@@ -64,10 +94,8 @@ class Exchange(NamedTuple):
   summed: Int[np.ndarray, 'W M P']
   """For each device and slice of its replica, the place among the rows
   exchanged of each of the lane's rows. Q: the slice does not look it up."""
-  counts: Int[np.ndarray, 'M W']
-  """Rows that each lane has for each slice, without padding."""
-  used: Int[np.ndarray, ' M']
-  """Rows of each lane, without padding."""
+  traffic: Traffic
+  """The rows, without padding."""
 
   @property
   def size(self) -> int:
@@ -83,30 +111,12 @@ class Exchange(NamedTuple):
       unique: the batch's rows, ordered by lane.
       lanes: where each lane begins in them.
     """
-    size = len(self.counts)
-    of_replicas = self.wanted.reshape(-1, size, *self.wanted.shape[1:])
+    shape = self.wanted.shape
+    of_replicas = self.wanted.reshape(-1, shape[1], *shape[1:])
     at = of_replicas + lanes[:-1, None, None]
     known = np.append(unique, 0)
     received = known[np.minimum(at, len(unique))].swapaxes(1, 2)
     return received.reshape(len(self.wanted), -1)
-
-  def sent_by_device(self, group: Group, element: int) -> Sent:
-    """Returns the bytes that each device sends to others: rows and gradients.
-
-    Args:
-      group: whose rows they are.
-      element: bytes of an element of a gradient, from `EXCHANGES`.
-    """
-    row, lanes = min(element, np.dtype(group.dtype).itemsize), len(self.counts)
-    # [R, M, M]: lane, and slice of the same replica.
-    pairs = self.counts.reshape(lanes, -1, lanes).swapaxes(0, 1)
-    others = pairs * ~np.eye(lanes, dtype=bool)
-    # A lane sends its rows, and a slice the gradients of what it got.
-    within = others.sum(2) * row + others.sum(1) * element
-    # Replicas add their sums in pairs, then pairs of pairs, and so on.
-    times = (len(pairs) - 1).bit_length()
-    between = np.tile(self.used, len(pairs)) * times * element
-    return Sent(group.dim * within.reshape(-1), group.dim * between)
 
 
 def exchange(unique: Unique, lanes: int, slices: int, parts: int) -> Exchange:
@@ -141,9 +151,40 @@ def exchange(unique: Unique, lanes: int, slices: int, parts: int) -> Exchange:
   _find_places(
     by_slice, of_part, bounds, wanted, summed, picked, returned, most
   )
-  return Exchange(
-    wanted, picked, own_inverse, returned, summed, counts, np.diff(bounds)
-  )
+  traffic = Traffic(counts, np.diff(bounds))
+  return Exchange(wanted, picked, own_inverse, returned, summed, traffic)
+
+
+def traffic(unique: Unique, lanes: int, slices: int) -> Traffic:
+  """Returns what devices exchange, as `exchange` does, without places.
+
+  It takes so little time and memory that thousands of devices can be counted.
+  """
+  bounds = bounds_of(unique.rows, lanes)
+  counts = np.zeros((lanes, slices), np.int64)
+  share = len(unique.inverse) // slices
+  _count_lookups(unique.inverse[: share * slices], bounds, counts)
+  return Traffic(counts, np.diff(bounds))
+
+
+@kernel
+@no_type_check
+def _count_lookups(
+  inverse: np.ndarray, bounds: np.ndarray, counts: np.ndarray
+) -> None:
+  lanes, slices = counts.shape
+  share = len(inverse) // slices
+  lane_of = np.empty(bounds[-1], np.int32)
+  for lane in range(lanes):
+    lane_of[bounds[lane] : bounds[lane + 1]] = lane
+  last = np.full(bounds[-1], -1, np.int32)  # the last slice that looked it up
+  for example in range(len(inverse)):
+    number = example // share
+    for column in range(inverse.shape[1]):
+      row = inverse[example, column]
+      if row >= 0 and last[row] != number:
+        last[row] = number
+        counts[lane_of[row], number] += 1
 
 
 @kernel

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.data.prefetch import OrderedResults, Turns
-from slipstream_jax.distributed.exchange import Exchange, exchange
+from slipstream_jax.distributed.exchange import Exchange
+from slipstream_jax.distributed.exchange import exchange as places_of
 from slipstream_jax.distributed.lanes import in_lanes
 from slipstream_jax.engine.clock import HostMs
 from slipstream_jax.placement import bucket, Placement, Plan
@@ -268,6 +269,8 @@ class Planner(NamedTuple):
   """Called with each batch's plans, whose rows will be loaded soon."""
   over: Slices | None = None
   """How a step is divided. None: it is not."""
+  exchange: Callable[[Unique, int, int, int], Exchange] = places_of
+  """Returns what devices exchange, given lanes, devices and parts."""
 
   def find_all(self, workers: int) -> OrderedResults[Any, UniqueBatch]:
     """Returns all batches with their unique rows, found by some threads."""
@@ -405,7 +408,8 @@ class Planner(NamedTuple):
         over = self.over
         uniques = tuple(in_lanes(one, over.lanes) for one in uniques)
         exchanges = tuple(
-          exchange(one, over.lanes, over.devices, over.parts) for one in uniques
+          self.exchange(one, over.lanes, over.devices, over.parts)
+          for one in uniques
         )
       of_rows = tuple(
         row_weights(one.inverse, weights, bucket(len(one.rows)))

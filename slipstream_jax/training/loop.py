@@ -483,7 +483,9 @@ def moved_by_group(
     element = EXCHANGES[over.exchange]
     of_groups = zip(counts, tables.groups, item.exchanges, strict=True)
     return [
-      count._replace(bytes_exchanged=one.sent_by_device(group, element).total)
+      count._replace(
+        bytes_exchanged=int(sum(map(np.sum, one.traffic.sent(group, element))))
+      )
       for count, group, one in of_groups
     ]
   if rows == 'parameter_server':

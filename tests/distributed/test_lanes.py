@@ -6,7 +6,7 @@ from hypothesis.extra import numpy as hnp
 import numpy as np
 import pytest
 
-from slipstream_jax.distributed.exchange import exchange
+from slipstream_jax.distributed.exchange import exchange, traffic
 from slipstream_jax.distributed.lanes import (
   bounds_of,
   in_lanes,
@@ -54,7 +54,11 @@ def batches(draw):
     hnp.arrays(np.int64, (16, draw(st.integers(1, 4))), elements=IDS)
   )
   lanes = draw(LANES)
-  return lookups, lanes, draw(st.sampled_from([1, 2, 4, 8][: 8 // lanes]))
+  return (
+    lookups,
+    lanes,
+    draw(st.sampled_from([r for r in (1, 2, 4, 8) if r * lanes <= 8])),
+  )
 
 
 IDS = st.integers(-1, 40)
@@ -90,7 +94,9 @@ def test_exchange_is_that_of_dictionaries(drawn):
     [[padded[lane][own[lane]] for lane in range(lanes)] for own in of_replicas]
   )
   summed = way.summed.reshape(replicas, lanes, lanes, -1)
-  np.testing.assert_array_equal(way.used, np.diff(bounds))
+  np.testing.assert_array_equal(way.traffic.used, np.diff(bounds))
+  counted = traffic(unique, lanes, slices)
+  np.testing.assert_array_equal(counted.counts, way.traffic.counts)
   received = sent.swapaxes(1, 2).reshape(slices, -1)
   known = way.rows(unique.rows, bounds)
   np.testing.assert_array_equal(np.where(received < 0, -1, known), received)
@@ -102,7 +108,7 @@ def test_exchange_is_that_of_dictionaries(drawn):
     assert sorted(got[got >= 0].tolist()) == sorted(wanted)
     for lane in range(lanes):
       own = [row for row in wanted if owners(np.array([row]), lanes) == lane]
-      assert way.counts[lane, number] == len(own)
+      assert way.traffic.counts[lane, number] == len(own)
     for part in range(number * each, (number + 1) * each):
       rows = got[way.picked[part]]
       looked_up = lookups.reshape(parts, -1)[part]
