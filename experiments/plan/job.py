@@ -1,6 +1,6 @@
 """Plans steps on any number of devices, and counts what they would move."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import itertools
@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
+from experiments.bench.divided import PARTS, steps_of
 from experiments.bench.runner import Item
 from experiments.common import build, datasets
 from experiments.common.progress import Bar
+from experiments.plan import rivals, times
+from experiments.plan.machine import Link, Machine, machine_of
 from slipstream_jax.data.admission import CheckedSource, ExampleShape
 from slipstream_jax.data.source import bound_to, Dataset
-from slipstream_jax.distributed.exchange import EXCHANGES
+from slipstream_jax.distributed.exchange import Exchange, EXCHANGES, traffic
 from slipstream_jax.distributed.lanes import over_lanes
 from slipstream_jax.engine.counters import Counters, merge
 from slipstream_jax.engine.group_rows import lanes_of
@@ -24,13 +27,11 @@ from slipstream_jax.errors import choose, UserError
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.hot import hot_by_group
-from slipstream_jax.tables import TableSet
+from slipstream_jax.tables import Group, TableSet
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import moved_by_group
 from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.types import HotRows
-
-_PARTS = 8  # of a batch on several devices, at least
+from slipstream_jax.types import HotRows, Unique
 
 
 class Simulated(NamedTuple):
@@ -44,14 +45,51 @@ class Simulated(NamedTuple):
   """Room on each device for the rows of a step."""
   used: np.ndarray
   """Unique rows of the device, a mean over the steps."""
+  row_bytes: np.ndarray
+  """Bytes of these rows with their state."""
   loaded_bytes: np.ndarray
   """Bytes from the host, a mean over the steps."""
   stored_bytes: np.ndarray
   """Bytes of the step's rows to the host, without evicted ones, a mean."""
-  sent_bytes: np.ndarray
-  """Bytes of rows and gradients to other devices, a mean over the steps."""
+  near_bytes: np.ndarray
+  """Bytes of rows and gradients to devices of its host, a mean over the steps.
+  """
+  far_bytes: np.ndarray
+  """The same to devices of other hosts."""
+  crossing: times.Crossing
+  """What the busiest device sends, with padding, a mean over the steps."""
   of_tables: list[dict[str, Any]]
   """Per table, its unique rows and loads in a step, means over the steps."""
+  wanted: np.ndarray
+  """Unique rows of each table in each slice, a mean over the steps, [T, W]."""
+
+  @property
+  def busiest(self) -> tuple[float, float, float, times.Crossing]:
+    """Bytes of the busiest device's rows, loaded and stored, and its exchange.
+
+    `times.step_time` takes them.
+    """
+    most = (self.row_bytes, self.loaded_bytes, self.stored_bytes)
+    rows, loaded, stored = (float(one.max()) for one in most)
+    return rows, loaded, stored, self.crossing
+
+  @property
+  def sent_bytes(self) -> np.ndarray:
+    """Bytes of rows and gradients to other devices, a mean over the steps."""
+    return self.near_bytes + self.far_bytes
+
+
+class Candidate(NamedTuple):
+  """A way to place rows on devices, with its modelled time."""
+
+  replicas: int
+  counts: Simulated
+  time: times.StepTime
+
+  @property
+  def needed(self) -> int:
+    """Bytes of rows that must fit on each device."""
+    return int(self.counts.kept_bytes.max()) + self.counts.step_bytes
 
 
 def plan(
@@ -60,14 +98,20 @@ def plan(
   devices: list[str],
   steps: int,
   device_bytes: int | None,
+  machine: str,
+  measure: list[str],
+  batch_each: bool,
 ) -> Iterator[Item]:
-  """Yields tables of the devices and of the tables, all counted by plans.
+  """Yields tables of the plans, their rivals and the tables.
+
+  All is counted by plans, and times are modelled.
 
   Raises:
     UserError: a number of devices that cannot train, rows that do not fit on
       the most of them, or another system than 'plain' and 'cached'.
   """
-  numbers = [_checked(one, config.data.batch_size) for one in devices]
+  size, of = config.data.batch_size, machine_of(machine)
+  numbers = [_checked(one, size, batch_each) for one in devices]
   system = build.system(config)
   if (system.schedule, system.rows) != ('plain', 'stream'):
     raise UserError(
@@ -79,43 +123,108 @@ def plan(
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps)
   hot = build.hot(config, data, recipe)
-  lines, of_tables = list[dict[str, Any]](), list[dict[str, Any]]()
+  room = of.room if device_bytes is None else device_bytes
+  measured = None
+  if measure:
+    measured = _measured(config, [*map(int, measure)])
+  work = times.work_of(data, recipe, size)
+  lines, plans, first = list[dict[str, Any]](), list[dict[str, Any]](), 0.0
   for number in numbers:
-    bar.begin(f'{number} devices', steps, 'step')
-    one = simulated(config, data, recipe, hot, number, steps, bar.show)
-    lines.append(_line(number, one))
+    examples = size * (number if batch_each else 1)
+    found = []
+    for replicas in _choices(number, of):
+      bar.begin(f'{number} devices, {replicas} replicas', steps, 'step')
+      counts = simulated(
+        config,
+        data,
+        recipe,
+        hot,
+        number,
+        steps,
+        bar.show,
+        replicas=replicas,
+        within=of.devices,
+        examples=examples,
+      )
+      time = times.step_time(
+        of,
+        work,
+        number,
+        examples,
+        *counts.busiest,
+        measured=measured,
+      )
+      found.append(Candidate(replicas, counts, time))
+    best = _best(found, room)
+    first = first or examples / best.time.total / number
+    for one in found:
+      plans.append(
+        {'devices': number, 'replicas': one.replicas}
+        | _timed(one, room, one is best)
+        | {'efficiency': examples / one.time.total / number / first}
+      )
+    lines.append({'devices': number, **_line(best)})
     if number == max(numbers):
-      of_tables = one.of_tables
-      _check_fits(number, one, device_bytes)
-  size = config.data.batch_size
+      last = best
+  _check_fits(max(numbers), last, room, device_bytes is None and of.name)
   yield (
     'setting',
     {
       'data': data.name,
       'placement': config.placement,
-      'examples a step, of all devices': size,
+      'examples a step': f'{size} of {"each device" if batch_each else "all"}',
       'exchange': config.exchange,
       'steps planned': steps,
-      'how': 'counted by plans, nothing was run',
+      'machine': of.name,
+      'rates': of.how,
+      'how': 'counted by plans, times modelled, nothing was run'
+      if measured is None
+      else f'counted by plans, times modelled from steps of {measure} examples',
     },
   )
   yield 'devices', lines
-  yield f'tables on {max(numbers)} devices', of_tables
+  yield 'plans', plans
+  if max(numbers) > 1:
+    examples = size * (max(numbers) if batch_each else 1)
+    timed = functools.partial(
+      times.step_time, of, work, max(numbers), examples, measured=measured
+    )
+    looked_up = _looked_up(last.counts, recipe)
+    element = EXCHANGES[config.exchange]
+    yield (
+      f'rivals on {max(numbers)} devices',
+      _rivals(looked_up, timed, element, of.devices),
+    )
+  yield f'tables on {max(numbers)} devices', last.counts.of_tables
 
 
-def _check_fits(number: int, one: Simulated, room: int | None) -> None:
-  needed = int(one.kept_bytes.max()) + one.step_bytes
-  if room is not None and needed > room:
+def _choices(devices: int, machine: Machine) -> list[int]:
+  """Returns numbers of replicas: one in all, one for each host, or device."""
+  return sorted({1, max(1, devices // machine.devices), devices})
+
+
+def _best(found: Sequence[Candidate], room: float) -> Candidate:
+  """Returns the fastest one that fits, or the smallest if none does."""
+  fitting = [one for one in found if one.needed <= room]
+  if fitting:
+    return min(fitting, key=lambda one: one.time.total)
+  return min(found, key=lambda one: one.needed)
+
+
+def _check_fits(
+  number: int, one: Candidate, room: float, machine: str | bool
+) -> None:
+  if one.needed > room:
     raise UserError(
-      f'{needed:,} bytes of rows must fit on each of {number} devices',
-      got=f'room for {room:,}',
-      where='--device_bytes',
+      f'{one.needed:,} bytes of rows must fit on each of {number} devices',
+      got=f'room for {int(room):,}',
+      where='--machine' if machine else '--device_bytes',
       hint='keep fewer rows with config.cache.capacity or config.hot.bytes, or'
       ' take more devices',
     )
 
 
-def _checked(asked: str, examples: int) -> int:
+def _checked(asked: str, examples: int, each: bool) -> int:
   """Returns a number of devices."""
   if not asked.isdecimal() or (number := int(asked)) < 1 or number & number - 1:
     raise UserError(
@@ -124,14 +233,98 @@ def _checked(asked: str, examples: int) -> int:
       where='--devices',
       hint='such as 1,8,64',
     )
-  if number > 1 and examples % max(_PARTS, number):
+  examples *= number if each else 1
+  if number > 1 and examples % max(PARTS, number):
     raise UserError(
-      f'{max(_PARTS, number)} parts must divide each batch of {examples}',
+      f'{max(PARTS, number)} parts must divide each batch of {examples}',
       got=f'{number} devices',
       where='--devices',
-      hint='set config.data.batch_size to a multiple',
+      hint='set config.data.batch_size to a multiple, or --batch_each',
     )
   return number
+
+
+def _measured(
+  config: ml_collections.ConfigDict, sizes: Sequence[int]
+) -> times.Measured:
+  """Returns the times of a step on one device here, fitted to some batches."""
+  found = [steps_of(config, PARTS, size) for size in sizes]
+  host = [1e-3 * (one.find + one.plan) for one, _, _ in found]
+  step = [seconds for _, seconds, _ in found]
+  return times.Measured(_line_through(sizes, step), _line_through(sizes, host))
+
+
+def _line_through(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
+  if len(sizes) == 1:
+    return Link(0.0, seconds[0] / sizes[0])
+  slope, start = np.polyfit(sizes, seconds, 1)
+  return Link(max(0.0, float(start)), float(slope))
+
+
+def counted(
+  config: ml_collections.ConfigDict, devices: int, within: int, steps: int = 5
+) -> tuple[times.Work, Any]:
+  """Returns the work of a step, and its counts for `times.step_time`."""
+  data = datasets.dataset(config)
+  recipe = build.recipe(config, data, steps)
+  hot = build.hot(config, data, recipe)
+  counts = simulated(config, data, recipe, hot, devices, steps, within=within)
+  work = times.work_of(data, recipe, config.data.batch_size)
+  return work, counts.busiest
+
+
+def _looked_up(counts: Simulated, recipe: Recipe) -> rivals.Tables:
+  tables = recipe.tables
+  of_groups = [(g, _tables_of(g, tables)[0]) for g in tables.groups]
+  sizes = np.zeros(len(tables.tables))
+  row_bytes = compiled_of(recipe).row_bytes
+  for (_, numbers), size in zip(of_groups, row_bytes, strict=True):
+    sizes[numbers] = size
+  used, loaded = (
+    np.array([line[name] for line in counts.of_tables])
+    for name in ('used a step', 'loaded a step')
+  )
+  return rivals.Tables(used, loaded, counts.wanted, of_groups, sizes)
+
+
+def _rivals(
+  tables: rivals.Tables,
+  timed: Callable[..., times.StepTime],
+  element: int,
+  within: int,
+) -> list[dict[str, Any]]:
+  """Returns a line for each plan, the fastest first."""
+  near = min(within, tables.devices)
+  plans = {
+    'rows of each table on all devices': rivals.everywhere(tables),
+    'each table on one device, costliest first': rivals.costliest_first(tables),
+    'each table on one device, in turn': rivals.in_turn(tables),
+  }
+  if near < tables.devices:
+    by_host = rivals.costliest_first(tables, near)
+    plans['each table on one host, costliest first'] = by_host
+  lines = []
+  for name, spread in plans.items():
+    load = rivals.load_of(tables, spread, element, near)
+    time = timed(load.row_bytes, load.loaded, load.loaded, load.crossing)
+    lines.append(
+      {
+        'plan': name,
+        'rows': float(load.rows.max()),
+        'max_over_mean': _most_over_mean(load.rows),
+        'near_MB': load.crossing.near_bytes / 1e6,
+        'far_MB': load.crossing.far_bytes / 1e6,
+        'step_ms': 1e3 * time.total,
+        'binds': time.binds,
+      }
+    )
+  return sorted(lines, key=lambda line: line['step_ms'])
+
+
+def _counted(unique: Unique, lanes: int, slices: int, parts: int) -> Exchange:
+  """Returns what devices exchange, without places."""
+  none = (np.empty(0, np.int32),) * 5
+  return Exchange(*none, traffic(unique, lanes, slices))
 
 
 def simulated(
@@ -142,6 +335,10 @@ def simulated(
   devices: int,
   steps: int,
   tell: Any = lambda step: None,
+  *,
+  replicas: int = 1,
+  within: int | None = None,
+  examples: int | None = None,
 ) -> Simulated:
   """Plans the first steps of a run on some devices, and counts.
 
@@ -153,28 +350,35 @@ def simulated(
     devices: W.
     steps: how many to plan.
     tell: called with the number of each step.
+    replicas: R.
+    within: devices of a host. None: all are on one.
+    examples: of a step. None: as the config says.
   """
   tables, row_bytes = recipe.tables, compiled_of(recipe).row_bytes
-  over = None
+  over, lanes = None, devices // replicas
   if devices > 1:
-    over = Slices(devices, max(_PARTS, devices), config.exchange)
+    parts = max(PARTS, devices)
+    over = Slices(devices, parts, config.exchange, replicas)
   element = choose(EXCHANGES, config.exchange, 'config.exchange')
-  placements = build.placements(config, tables)
+  placements = _over(build.placements(config, tables), lanes, over)
   of_groups: Any = [None] * len(tables.groups)
   if hot is not None:
     hot, of_groups = hot_by_group(hot, tables)
-  source = _source(config, data, tables)
+  source = _source(examples or config.data.batch_size, data, tables)
   schedule = SCHEDULES['plain']().make(source, hot, StepProbe())
   planner = Planner(
     schedule,
-    _over(placements, devices),
+    placements,
     tables,
     of_groups,
     lambda: Start((None,) * len(tables.groups), 0),
     over=over,
+    exchange=_counted,
   )
-  total, counts = Counters(), np.zeros((4, devices))
+  total, counts = Counters(), np.zeros((6, devices))
   own = np.zeros((2, len(tables.tables)))
+  wanted = np.zeros((len(tables.tables), devices))
+  crossing = np.zeros(4)
   room = step = 0
   with (
     contextlib.closing(schedule),
@@ -185,20 +389,25 @@ def simulated(
       moved = moved_by_group(item, tables, row_bytes, over, trained)
       seen = Counters(item.scheduled.seen, trained, item.scheduled.dropped)
       total = functools.reduce(merge, moved, merge(total, seen))
-      counts += _of_devices(item, tables, row_bytes, devices, element)
+      counts += _of_devices(item, tables, row_bytes, devices, element, within)
       own += _of_tables(item, tables)
+      wanted += _wanted(item, tables, devices)
+      crossing += _crossing(item, tables, element, devices, within)
       room = max(room, _room(item, row_bytes))
       tell(step)
   taken = max(step, 1)  # a source of the user's may end
-  used, loaded, stored, sent = counts / taken
+  used, sizes, loaded, stored, near, far = counts / taken
   return Simulated(
     total,
-    _kept(_over(placements, devices), tables, of_groups, row_bytes, devices),
+    _kept(placements, tables, of_groups, row_bytes, devices, lanes),
     room,
     used,
+    sizes,
     loaded,
     stored,
-    sent,
+    near,
+    far,
+    times.Crossing(*map(float, crossing / taken)),
     [
       {
         'table': name,
@@ -211,22 +420,21 @@ def simulated(
         tables.tables.items(), *(own / taken), strict=True
       )
     ],
+    wanted / taken,
   )
 
 
-def _source(
-  config: ml_collections.ConfigDict, data: Dataset, tables: TableSet
-) -> CheckedSource:
-  bound = bound_to(data.train(config.data.batch_size), tables)
+def _source(examples: int, data: Dataset, tables: TableSet) -> CheckedSource:
+  bound = bound_to(data.train(examples), tables)
   return CheckedSource(bound, ExampleShape(tables, data.dense_features))
 
 
 def _over(
-  placements: tuple[Placement, ...], devices: int
+  placements: tuple[Placement, ...], lanes: int, over: Slices | None
 ) -> tuple[Placement, ...]:
-  if devices == 1:
+  if over is None:
     return placements
-  return tuple(over_lanes(one, devices) for one in placements)
+  return tuple(over_lanes(one, lanes) for one in placements)
 
 
 def _kept(
@@ -235,6 +443,7 @@ def _kept(
   hot: Any,
   row_bytes: tuple[int, ...],
   devices: int,
+  lanes: int,
 ) -> np.ndarray:
   """Returns the bytes that each device keeps between steps."""
   kept = np.zeros(devices)
@@ -243,7 +452,7 @@ def _kept(
   ):
     rows = placement.keeps(group.num_rows, own)
     slots = group.num_rows if rows is None else len(rows)
-    kept += slots / devices * size
+    kept += slots / lanes * size
   return kept
 
 
@@ -257,33 +466,79 @@ def _of_devices(
   row_bytes: tuple[int, ...],
   devices: int,
   element: int,
+  within: int | None,
 ) -> np.ndarray:
-  """Returns of each device the rows used, and bytes loaded, stored and sent."""
-  counts = np.zeros((4, devices))
+  """Returns of each device the rows used, and their bytes.
+
+  These are all, loaded, stored, sent within the host, and sent to others.
+  """
+  counts = np.zeros((6, devices))
   for number, plan in enumerate(item.plans):
     lanes, size = _lanes(plan), row_bytes[number]
-    counts[0] += np.diff(lanes)
-    counts[1] += size * np.diff(lanes_of(plan.load, lanes))
-    counts[2] += size * np.diff(lanes_of(plan.store, lanes))
+    replicas = devices // (len(lanes) - 1)
+    of_lanes = [np.diff(lanes), size * np.diff(lanes)]
+    for moved in (plan.load, plan.store):
+      of_lanes.append(size * np.diff(lanes_of(moved, lanes)))
+    counts[:4] += np.tile(of_lanes, replicas)
     if item.exchanges:
-      sent = item.exchanges[number].sent_by_device(
-        tables.groups[number], element
-      )
-      counts[3] += sent.within + sent.between
+      group = tables.groups[number]
+      counts[4:] += item.exchanges[number].traffic.sent(group, element, within)
   return counts
+
+
+def _crossing(
+  item: PlannedBatch,
+  tables: TableSet,
+  element: int,
+  devices: int,
+  within: int | None,
+) -> np.ndarray:
+  """Returns the fields of `Crossing`."""
+  total = np.zeros(4)
+  for group, one in zip(tables.groups, item.exchanges, strict=False):
+    lanes = len(one.traffic.counts)
+    near, most = within or devices, int(one.traffic.counts.max())
+    total += times.exchanged(group, element, min(lanes, near), lanes, most)
+    size = bucket(int(one.traffic.used.max())) * group.dim * element
+    distance = lanes
+    while distance < devices:  # replicas add their sums in pairs
+      total[[0, 1] if distance < near else [2, 3]] += 1, size
+      distance *= 2
+  return total
 
 
 def _of_tables(item: PlannedBatch, tables: TableSet) -> np.ndarray:
   """Returns of each table the unique rows and the loaded ones, [2, T]."""
   rows_of = np.zeros((2, len(tables.tables)))
-  names = [*tables.tables]
   for group, plan in zip(tables.groups, item.plans, strict=True):
-    sizes = [tables.tables[name].rows for name in group.tables]
-    ends = np.cumsum([0, *sizes])
-    at = [names.index(name) for name in group.tables]
+    at, ends = _tables_of(group, tables)
     for line, rows in enumerate((plan.rows, plan.rows[plan.load])):
       rows_of[line, at] += np.histogram(rows, ends)[0]
   return rows_of
+
+
+def _tables_of(group: Group, tables: TableSet) -> tuple[list[int], np.ndarray]:
+  """Returns the numbers of a group's tables, and where each ends in it."""
+  names, sizes = [*tables.tables], [0]
+  sizes += [tables.tables[name].rows for name in group.tables]
+  return [names.index(name) for name in group.tables], np.cumsum(sizes)
+
+
+def _wanted(item: PlannedBatch, tables: TableSet, devices: int) -> np.ndarray:
+  """Returns the unique rows of each table in each slice, [T, W]."""
+  counts = np.zeros((len(tables.tables), devices))
+  for group, plan in zip(tables.groups, item.plans, strict=True):
+    at, ends = _tables_of(group, tables)
+    table = np.searchsorted(ends, plan.rows, side='right') - 1
+    share = len(plan.inverse) // devices
+    for number in range(devices):
+      own = plan.inverse[number * share : (number + 1) * share]
+      there = np.zeros(len(plan.rows) + 1, bool)
+      there[own.reshape(-1)] = True  # padding, -1, is the last place
+      counts[at, number] += np.bincount(
+        table[there[:-1]], minlength=len(group.tables)
+      )
+  return counts
 
 
 def _room(item: PlannedBatch, row_bytes: tuple[int, ...]) -> int:
@@ -292,22 +547,35 @@ def _room(item: PlannedBatch, row_bytes: tuple[int, ...]) -> int:
   return sum(map(int.__mul__, most, row_bytes))
 
 
-def _line(number: int, one: Simulated) -> dict[str, Any]:
-  moved = one.loaded_bytes + one.stored_bytes + one.sent_bytes
+def _line(one: Candidate) -> dict[str, Any]:
+  counts, total = one.counts, one.counts.counters
+  moved = counts.loaded_bytes + counts.stored_bytes + counts.sent_bytes
   megabytes = {
-    'kept': one.kept_bytes.max(),
-    'step': one.step_bytes,
-    'loaded': one.loaded_bytes.max(),
-    'stored': one.stored_bytes.max(),
-    'sent': one.sent_bytes.max(),
+    'kept': counts.kept_bytes.max(),
+    'step': counts.step_bytes,
+    'loaded': counts.loaded_bytes.max(),
+    'stored': counts.stored_bytes.max(),
+    'near': counts.near_bytes.max(),
+    'far': counts.far_bytes.max(),
   }
   return {
-    'devices': number,
-    'rows': float(one.used.max()),
-    'hits': one.counters.hits / max(one.counters.lookups, 1),
+    'replicas': one.replicas,
+    'rows': float(counts.used.max()),
+    'hits': total.hits / max(total.lookups, 1),
     **{f'{name}_MB': float(size) / 1e6 for name, size in megabytes.items()},
-    'max_over_mean': _most_over_mean(one.used),
+    'max_over_mean': _most_over_mean(counts.used),
     'moved_over_mean': _most_over_mean(moved),
+  }
+
+
+def _timed(one: Candidate, room: float, best: bool) -> dict[str, Any]:
+  ms = {f'{name}_ms': 1e3 * s for name, s in one.time._asdict().items()}
+  plan = 'best' if best else ''
+  return {
+    'plan': plan if one.needed <= room else 'no room',
+    **ms,
+    'step_ms': 1e3 * one.time.total,
+    'binds': one.time.binds,
   }
 
 

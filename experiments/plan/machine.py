@@ -5,6 +5,7 @@ member of `MACHINES`. Those have published rates. What nobody publishes, such as
 the time of a message, is assumed, and says so in `how`.
 """
 
+from collections.abc import Iterator
 import json
 import pathlib
 from typing import Any, NamedTuple
@@ -132,7 +133,7 @@ def machine_of(name: str) -> Machine:
   hint = f'use {", ".join(MACHINES)}, or write one with experiments.bench.link'
   try:
     read = json.loads(pathlib.Path(name).read_text())
-    return _from_json(read['machine'])
+    return _from_facts(read['machine'])
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(
       'a machine must be known, or described by a file',
@@ -142,27 +143,27 @@ def machine_of(name: str) -> Machine:
     ) from error
 
 
-def as_json(machine: Machine) -> dict[str, Any]:
-  """Returns a description that `machine_of` reads."""
-  fields: dict[str, Any] = json.loads(json.dumps(_dicts(machine)))
-  return fields
+def as_facts(machine: Machine) -> dict[str, Any]:
+  """Returns a description that `machine_of` reads: {'load_call': 1e-5, ...}."""
+  return dict(_flat('', machine))
 
 
-def _dicts(value: Any) -> Any:
-  if isinstance(value, tuple):
-    return {
-      name: _dicts(field)
-      for name, field in zip(type(value)._fields, value, strict=True)
-    }
-  return value
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+  if not isinstance(value, Machine | Collectives | Link):
+    yield name, value
+    return
+  for field, one in value._asdict().items():
+    yield from _flat(f'{name}_{field}' if name else field, one)
 
 
-def _from_json(read: dict[str, Any]) -> Machine:
-  def collectives(fields: dict[str, Any]) -> Collectives:
-    return Collectives(**{name: Link(**one) for name, one in fields.items()})
+def _from_facts(facts: dict[str, Any]) -> Machine:
+  def link(name: str) -> Link:
+    return Link(*(float(facts.pop(f'{name}_{one}')) for one in Link._fields))
 
-  return Machine(
-    **read
-    | {name: Link(**read[name]) for name in ('load', 'store')}
-    | {name: collectives(read[name]) for name in ('inside', 'between')}
-  )
+  def collectives(name: str) -> Collectives:
+    return Collectives(*(link(f'{name}_{one}') for one in Collectives._fields))
+
+  fields: dict[str, Any] = {name: link(name) for name in ('load', 'store')}
+  for name in ('inside', 'between'):
+    fields[name] = collectives(name)
+  return Machine(**facts, **fields)

@@ -9,17 +9,21 @@ them, and in addition what devices exchange, as that is not hidden:
 Nothing else is modelled, such as waiting for a slower device.
 """
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from experiments.plan.machine import Link, Machine
 from slipstream_jax.data.source import Dataset
+from slipstream_jax.distributed.exchange import SMALLEST
+from slipstream_jax.placement import bucket
+from slipstream_jax.tables import Group
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.forward import pass_of
+from slipstream_jax.training.loop import on_device
 from slipstream_jax.training.recipe import Recipe
 
 _PROGRAMS = 6  # of a step
@@ -35,8 +39,14 @@ class Work(NamedTuple):
   """Bytes of the gradients of the model's parameters."""
   lookups: int
   """Lookups of an example."""
-  measured: Link | None = None
-  """Time of a step on one device, by its examples. None: it is modelled."""
+
+
+class Measured(NamedTuple):
+  """Times of a step on one device, by its examples, as calls and bytes."""
+
+  step: Link
+  host: Link
+  """Finding and planning rows, which each process does for all devices."""
 
 
 class Crossing(NamedTuple):
@@ -76,32 +86,108 @@ class StepTime(NamedTuple):
     return max(self._asdict(), key=lambda name: getattr(self, name))
 
 
-def work_of(
-  config: ml_collections.ConfigDict,
-  data: Dataset,
-  recipe: Recipe,
-  measured: Link | None = None,
-) -> Work:
-  """Returns what a step computes, as XLA counts it."""
-  from slipstream_jax.training.compiled import compiled_of
+def exchanged(
+  group: Group, element: int, near: int, lanes: int, most: int
+) -> np.ndarray:
+  """Returns the fields of `Crossing` for rows and gradients of a group.
 
+  Args:
+    group: of tables.
+    element: bytes of an element of a gradient.
+    near: devices of a host among those that exchange.
+    lanes: devices that exchange.
+    most: rows of the pair of devices with most, for which every pair has room.
+  """
+  row = min(element, np.dtype(group.dtype).itemsize)
+  pair = bucket(most, SMALLEST) * group.dim * (row + element)
+  here, there = near - 1, lanes - near
+  return np.array([2 * here, here * pair, 2 * there, there * pair])
+
+
+def work_of(data: Dataset, recipe: Recipe, examples: int) -> Work:
+  """Returns what a step computes, as XLA counts it before it optimizes."""
   state = compiled_of(recipe).init_state(data.dense_features, 0)
-  batch = _first(data, config.data.batch_size)
+  with contextlib.closing(data.train(examples)) as source:
+    batch = next(source)
   groups = recipe.tables.groups
   inverses = tuple(
-    np.zeros((len(batch.labels), sum(group.lengths)), np.int32)
-    for group in groups
+    np.zeros((examples, len(group.columns)), np.int32) for group in groups
   )
   rows = tuple(np.zeros((1, group.dim), np.float32) for group in groups)
-  function = functools.partial(pass_of, recipe)
-  lowered = jax.jit(function, static_argnums=6).lower(
-    state.params, {}, rows, inverses, batch, state.rng, len(batch.labels)
+
+  computed = functools.partial(pass_of, recipe, examples=examples)
+  lowered = jax.jit(computed).lower(
+    state.params, {}, rows, inverses, on_device(batch), state.rng
   )
   counted: Any = lowered.cost_analysis() or {}
   leaves = jax.tree.leaves(state.params)
   return Work(
-    counted.get('flops', 0.0) / len(batch.labels),
+    counted.get('flops', 0.0) / examples,
     sum(int(leaf.nbytes) for leaf in leaves),
     batch.lookups.shape[1],
-    measured,
+  )
+
+
+def step_time(
+  machine: Machine,
+  work: Work,
+  devices: int,
+  examples: int,
+  row_bytes: float,
+  loaded: float,
+  stored: float,
+  crossing: Crossing,
+  measured: Measured | None = None,
+) -> StepTime:
+  """Returns the modelled time of a step.
+
+  Args:
+    machine: whose hosts have `machine.devices` each.
+    work: what the model computes.
+    devices: W.
+    examples: B, of all devices.
+    row_bytes: bytes of the step's rows and their state on the busiest device.
+    loaded: bytes that the host sends to the busiest device.
+    stored: bytes that this device sends to its host.
+    crossing: what this device exchanges.
+    measured: times of a step on one device here. None: they are modelled.
+  """
+  near = min(devices, machine.devices)
+  hosts = devices // near
+  lookups = examples * work.lookups
+  threads = min(machine.threads, 8)
+  host = lookups * max(machine.find / threads, machine.plan)
+  if measured is None:
+    own = examples / devices
+    device = (
+      _PROGRAMS * machine.program
+      + own * work.operations / machine.products
+      + _ROW_PASSES * row_bytes / machine.memory
+    )
+  elif machine.shared:  # all devices compute on the same cores, and plan
+    device = measured.step.seconds(1, examples)
+    more = (hosts - 1) * measured.host.seconds(1, examples)
+    device += more / machine.threads
+    host = 0.0  # is in what was measured
+  else:
+    device = measured.step.seconds(1, examples / devices)
+    host = measured.host.seconds(1, examples)
+  far = devices - near
+  # Sums are in f32, and counts of examples in i32 beside them.
+  near_sums, far_sums = (
+    links.gather.seconds(2 * peers, work.dense_bytes * peers / share)
+    for links, peers, share in (
+      (machine.inside, near - 1, 1),
+      (machine.between, far, near),  # each device of a host fetches its share
+    )
+  )
+  return StepTime(
+    device,
+    max(machine.load.seconds(1, loaded), machine.store.seconds(1, stored)),
+    host,
+    max(
+      machine.inside.exchange.seconds(crossing.near, crossing.near_bytes),
+      machine.between.exchange.seconds(crossing.far, crossing.far_bytes),
+    ),
+    max(near_sums, far_sums),
   )

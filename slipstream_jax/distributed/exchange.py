@@ -28,7 +28,8 @@ from slipstream_jax.types import RowIds, Unique
 EXCHANGES = {'float32': 4, 'bfloat16': 2}
 """Bytes of an element of a gradient that devices exchange, by its dtype. Rows
 in f32 go in the same dtype, those in half precision as they are."""
-_SMALLEST = 64  # rows that a pair of devices exchanges, with padding
+SMALLEST = 64
+"""Least rows that a pair of devices exchanges, with padding."""
 
 
 class Traffic(NamedTuple):
@@ -143,7 +144,7 @@ def exchange(unique: Unique, lanes: int, slices: int, parts: int) -> Exchange:
   by_slice = np.empty((slices, rows), bool)
   counts = np.empty((lanes, slices), np.int64)
   _count(of_part, bounds, by_slice, counts)
-  most = bucket(int(counts.max()), _SMALLEST)
+  most = bucket(int(counts.max()), SMALLEST)
   wanted = np.full((slices, lanes, most), size, np.int32)
   summed = np.full((slices, lanes, size), most, np.int32)
   picked = np.full((parts, some), lanes * most, np.int32)

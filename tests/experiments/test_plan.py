@@ -1,26 +1,38 @@
 """What a plan says of several devices is what a run on them counts."""
 
 import contextlib
+import itertools
 import json
 import sys
 import types
 
+from hypothesis import given
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 
 from configs import criteo
 from experiments.common import build, datasets
-from experiments.plan import job
+from experiments.plan import job, rivals, times
+from experiments.plan.machine import (
+  as_facts,
+  Collectives,
+  Link,
+  machine_of,
+  MACHINES,
+)
+from slipstream_jax.distributed.exchange import Traffic
 from slipstream_jax.errors import UserError
+from slipstream_jax.tables import Table, TableSet
 from tests.support.programs import finished
 from tests.support.runs import changed
 
 STEPS = 12
 PLACEMENTS = 'resident', 'streamed', 'pinned', 'cached'
-FEW = (1, 'pinned', 'float32'), (8, 'cached', 'bfloat16')
+FEW = (1, 1, 'pinned', 'float32'), (8, 2, 'cached', 'bfloat16')
 MORE = [
-  pytest.param(devices, placement, 'float32', marks=pytest.mark.slow)
-  for devices in (1, 2, 4, 8)
+  pytest.param(devices, replicas, placement, 'float32', marks=pytest.mark.slow)
+  for devices, replicas in ((1, 1), (2, 1), (4, 1), (8, 1), (8, 4), (2, 2))
   for placement in PLACEMENTS
 ]
 
@@ -35,15 +47,17 @@ def setting(**changes):
   return config, data, recipe, build.hot(config, data, recipe)
 
 
-@pytest.mark.parametrize(('devices', 'placement', 'exchange'), [*FEW, *MORE])
-def test_counts_are_those_of_a_run(devices, placement, exchange):
+@pytest.mark.parametrize(
+  ('devices', 'replicas', 'placement', 'exchange'), [*FEW, *MORE]
+)
+def test_counts_are_those_of_a_run(devices, replicas, placement, exchange):
   from slipstream_jax.training.loop import train
 
   changes = {'placement': placement, 'cache.capacity': 0.05}
-  given = setting(devices=devices, **changes)
+  given = setting(devices=devices, replicas=replicas, **changes)
   if devices > 1:
     given[0].exchange = exchange
-  found = job.simulated(*given, devices, STEPS)
+  found = job.simulated(*given, devices, STEPS, replicas=replicas)
   config, data, recipe, hot = given
   trainer = build.trainer(config, data, recipe, hot)
   before = trainer.engine.counters
@@ -55,7 +69,7 @@ def test_counts_are_those_of_a_run(devices, placement, exchange):
   kept = sum(group.kept.block.rows.nbytes for group in trainer.engine.groups)
   states = [group.kept.block.state for group in trainer.engine.groups]
   kept += sum(leaf.nbytes for state in states for leaf in state)
-  assert found.kept_bytes.sum() == kept
+  assert found.kept_bytes.sum() == kept * replicas
   counts = found.counters
   for own, total in (
     (found.used, counts.rows_used),
@@ -63,21 +77,61 @@ def test_counts_are_those_of_a_run(devices, placement, exchange):
     (found.loaded_bytes, counts.bytes_loaded),
   ):
     assert own.shape == (devices,)
-    np.testing.assert_allclose(own.sum() * STEPS, total)
+    copies = 1 if total is counts.bytes_exchanged else replicas
+    np.testing.assert_allclose(own.sum() * STEPS, total * copies)
   of_tables = [line['used a step'] for line in found.of_tables]
   np.testing.assert_allclose(sum(of_tables) * STEPS, counts.rows_used)
 
 
+def planned(config, devices, steps=3, room=None, machine='h100', each=False):
+  return dict(job.plan(config, BAR, devices, steps, room, machine, [], each))
+
+
 def test_more_devices_than_there_are():
-  config = setting()[0]
-  figures = dict(job.plan(config, BAR, ['1', '64'], 3, None))
+  figures = planned(setting()[0], ['1', '64'], machine='gb200')
   assert len(figures['tables on 64 devices']) == 26
   one, many = figures['devices']
   assert one['max_over_mean'] == 1
-  assert one['sent_MB'] == 0
-  assert many['rows'] < one['rows'] / 32
-  assert 1 < many['max_over_mean'] < 3
+  assert one['near_MB'] == one['far_MB'] == 0
+  plans = [line for line in figures['plans'] if line['devices'] == 64]
+  assert [line['replicas'] for line in plans] == [1, 16, 64]
+  (best,) = (line for line in plans if line['plan'] == 'best')
+  assert best['step_ms'] == min(line['step_ms'] for line in plans)
+  assert best['replicas'] == many['replicas']
   assert one | many == json.loads(json.dumps(one | many))
+  names = [line['plan'] for line in figures['rivals on 64 devices']]
+  assert sorted(names)[-1] == 'rows of each table on all devices'
+  assert len(names) == 4
+
+
+def test_a_batch_of_each_device():
+  figures = planned(setting()[0], ['1', '4'], each=True)
+  one, *_ = (line for line in figures['plans'] if line['devices'] == 4)
+  assert 0 < one['efficiency'] < 1
+  assert figures['setting']['examples a step'] == '256 of each device'
+
+
+@pytest.mark.parametrize('replicas', [1, 2, 4, 8])
+@pytest.mark.parametrize('within', [1, 2, 4, 8])
+def test_bytes_between_hosts_are_those_of_pairs(replicas, within):
+  rng, lanes = np.random.default_rng(replicas), 8 // replicas
+  counts, used = rng.integers(0, 50, (lanes, 8)), rng.integers(0, 99, lanes)
+  tables = TableSet({'a': Table(100, 4)}, {})
+  near, far = Traffic(counts, used).sent(tables.groups[0], 2, within)
+  expected = np.zeros((2, 8), int)
+  for device in range(8):
+    replica, lane = divmod(device, lanes)
+    for other in range(replica * lanes, (replica + 1) * lanes):
+      if other != device:
+        rows = counts[lane, other] + counts[other % lanes, device]
+        at = int(device // within != other // within)
+        expected[at, device] += rows * 4 * 2
+    distance = lanes
+    while distance < 8:
+      at = int(device // within != (device ^ distance) // within)
+      expected[at, device] += used[lane] * 4 * 2
+      distance *= 2
+  np.testing.assert_array_equal([near, far], expected)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +144,106 @@ def test_more_devices_than_there_are():
 )
 def test_what_cannot_be_is_refused(devices, room, words):
   with pytest.raises(UserError, match=words):
-    dict(job.plan(setting()[0], BAR, [devices], 1, room))
+    planned(setting()[0], [devices], 1, room)
 
 
 def test_other_systems_are_refused():
   with pytest.raises(UserError, match='keep the order of examples'):
-    dict(job.plan(setting(system='hotline')[0], BAR, ['1'], 1, None))
+    planned(setting(system='hotline')[0], ['1'])
+
+
+def test_a_machine_is_read_as_it_was_written(tmp_path):
+  path = tmp_path / 'machine.json'
+  for machine in MACHINES.values():
+    path.write_text(json.dumps({'machine': as_facts(machine)}))
+    assert machine_of(str(path)) == machine
+
+
+@pytest.mark.parametrize('text', ['', '{}', '{"machine": {"name": "one"}}'])
+def test_another_file_is_no_machine(text, tmp_path):
+  path = tmp_path / 'machine.json'
+  path.write_text(text)
+  with pytest.raises(UserError, match='a machine must be known'):
+    machine_of(str(path))
+
+
+def test_the_time_of_a_step_by_hand():
+  near, far = (
+    Collectives(Link(call, byte), Link(2 * call, byte))
+    for call, byte in ((1e-6, 1e-9), (1e-5, 1e-8))
+  )
+  machine = MACHINES['h100']._replace(
+    devices=2,
+    products=1e12,
+    memory=1e12,
+    program=1e-5,
+    find=8e-8,
+    plan=5e-9,
+    threads=4,
+    load=Link(1e-5, 1e-10),
+    store=Link(2e-5, 1e-10),
+    inside=near,
+    between=far,
+  )
+  work = times.Work(operations=1e6, dense_bytes=1000, lookups=10)
+  crossing = times.Crossing(2, 1000, 4, 3000)
+  found = times.step_time(machine, work, 4, 800, 1e6, 5e5, 1e5, crossing)
+  expected = times.StepTime(
+    device=6e-5 + 200 * 1e6 / 1e12 + 6 * 1e6 / 1e12,
+    copies=1e-5 + 5e-5,
+    host=8000 * 2e-8,
+    exchange=4e-5 + 3e-5,
+    sums=max(2 * 2e-6 + 1e-6, 4 * 2e-5 + 1e-5),
+  )
+  np.testing.assert_allclose(found, expected)
+  np.testing.assert_allclose(
+    found.total, sum(found) - found.copies - found.host
+  )
+  assert found.binds == 'device'
+  # Processes that share cores compute, and plan, one after the other there.
+  step = times.Measured(Link(1e-3, 1e-6), Link(5e-5, 1e-6))
+  shared = machine._replace(shared=True)
+  found = times.step_time(shared, work, 4, 800, 1, 1, 1, crossing, step)
+  expected = 1e-3 + 800e-6 + (5e-5 + 800e-6) / 4
+  np.testing.assert_allclose(found.device, expected)
+  found = times.step_time(machine, work, 4, 800, 1, 1, 1, crossing, step)
+  np.testing.assert_allclose(found[:3], (1e-3 + 200e-6, 2e-5, 850e-6), 1e-4)
+
+
+@given(st.integers(1, 5), st.sampled_from([2, 4]), st.integers(0, 999))
+def test_no_plan_of_tables_is_faster_than_all_rows_everywhere(
+  count, devices, seed
+):
+  """Brute force over all plans in which a table is on some of the devices."""
+  rng = np.random.default_rng(seed)
+  names = [f'{number}' for number in range(count)]
+  group = TableSet({name: Table(9, 16) for name in names}, {}).groups[0]
+  used = rng.pareto(1.0, count) * 1000
+  share = rng.uniform(0.2, 0.9, count)
+  tables = rivals.Tables(
+    used,
+    used * rng.uniform(0, 1, count),
+    np.repeat((used * share)[:, None], devices, 1),
+    [(group, [*range(count)])],
+    np.full(count, 68.0),
+  )
+  work = times.Work(1e5, 10000, 26)
+  machine = MACHINES[rng.choice([*MACHINES])]._replace(devices=2)
+
+  def seconds(spread):
+    load = rivals.load_of(tables, spread, 4, 2)
+    moved = load.row_bytes, load.loaded, load.loaded, load.crossing
+    return times.step_time(machine, work, devices, 2048, *moved).total
+
+  sizes = [n for n in (1, 2, 4) if n <= devices]
+  ways = [(first, n) for n in sizes for first in range(0, devices, n)]
+  least = min(
+    map(seconds, itertools.islice(itertools.product(ways, repeat=count), 3000))
+  )
+  assert seconds(rivals.everywhere(tables)) <= 1.000001 * least
+  for spread in (rivals.in_turn(tables), rivals.costliest_first(tables, 2)):
+    rows = rivals.load_of(tables, spread, 4, 2).rows
+    np.testing.assert_allclose(rows.sum(), used.sum())
 
 
 def test_the_program_as_it_is_called(tmp_path):
@@ -106,3 +254,21 @@ def test_the_program_as_it_is_called(tmp_path):
   assert 'tables on 8 devices' in done.stdout
   written = json.loads((tmp_path / 'plan.json').read_text())
   assert [line['devices'] for line in written['devices']] == [1, 2, 4, 8]
+
+
+@pytest.mark.slow
+def test_a_machine_is_measured_and_planned_for(tmp_path):
+  machine = tmp_path / 'machine.json'
+  config = '--config=configs/criteo.py:smoke'
+  link = [sys.executable, '-m', 'experiments.bench.link', config]
+  done = finished([*link, '--rounds=1', '--steps=60', f'--output={machine}'])
+  assert done.returncode == 0, done.stderr
+  found = machine_of(str(machine))
+  assert (found.devices, found.shared) == (1, True)
+  assert min(found.products, found.memory, found.find, found.plan) > 0
+  assert found.between.gather.byte > 0
+  command = [sys.executable, '-m', 'experiments.plan', config, '--steps=2']
+  asked = ['--devices=2,4', f'--machine={machine}', '--measure=64,128']
+  done = finished([*command, *asked])
+  assert done.returncode == 0, done.stderr
+  assert 'from steps of' in done.stdout
