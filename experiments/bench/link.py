@@ -186,8 +186,8 @@ def _collectives(number: int) -> list[dict[str, Any]]:
     line: dict[str, Any] = {'devices': number, 'bytes': (number - 1) * nbytes}
     for name, function in _PROGRAMS.items():
       results = SPLIT if name == 'exchange' else WHOLE
-      each = nbytes * (number if name == 'exchange' else 1)
-      values = devices.split(np.zeros(number * each // 4, np.float32))
+      size = nbytes * (number if name == 'exchange' else 1)
+      values = devices.split(np.zeros(number * size // 4, np.float32))
       program = devices.compiled(function, (SPLIT,), results)
       line[name] = 1e3 * _median(lambda p=program, v=values: p(v))
     lines.append(line)

@@ -131,7 +131,7 @@ def plan(
   lines, plans, first = list[dict[str, Any]](), list[dict[str, Any]](), 0.0
   for number in numbers:
     examples = size * (number if batch_each else 1)
-    found = []
+    candidates = []
     for replicas in _choices(number, of):
       bar.begin(f'{number} devices, {replicas} replicas', steps, 'step')
       counts = simulated(
@@ -154,10 +154,10 @@ def plan(
         *counts.busiest,
         measured=measured,
       )
-      found.append(Candidate(replicas, counts, time))
-    best = _best(found, room)
+      candidates.append(Candidate(replicas, counts, time))
+    best = _best(candidates, room)
     first = first or examples / best.time.total / number
-    for one in found:
+    for one in candidates:
       plans.append(
         {'devices': number, 'replicas': one.replicas}
         | _timed(one, room, one is best)
@@ -203,12 +203,12 @@ def _choices(devices: int, machine: Machine) -> list[int]:
   return sorted({1, max(1, devices // machine.devices), devices})
 
 
-def _best(found: Sequence[Candidate], room: float) -> Candidate:
+def _best(candidates: Sequence[Candidate], room: float) -> Candidate:
   """Returns the fastest one that fits, or the smallest if none does."""
-  fitting = [one for one in found if one.needed <= room]
+  fitting = [one for one in candidates if one.needed <= room]
   if fitting:
     return min(fitting, key=lambda one: one.time.total)
-  return min(found, key=lambda one: one.needed)
+  return min(candidates, key=lambda one: one.needed)
 
 
 def _check_fits(
@@ -224,7 +224,7 @@ def _check_fits(
     )
 
 
-def _checked(asked: str, examples: int, each: bool) -> int:
+def _checked(asked: str, examples: int, of_each: bool) -> int:
   """Returns a number of devices."""
   if not asked.isdecimal() or (number := int(asked)) < 1 or number & number - 1:
     raise UserError(
@@ -233,7 +233,7 @@ def _checked(asked: str, examples: int, each: bool) -> int:
       where='--devices',
       hint='such as 1,8,64',
     )
-  examples *= number if each else 1
+  examples *= number if of_each else 1
   if number > 1 and examples % max(PARTS, number):
     raise UserError(
       f'{max(PARTS, number)} parts must divide each batch of {examples}',
@@ -248,9 +248,9 @@ def _measured(
   config: ml_collections.ConfigDict, sizes: Sequence[int]
 ) -> times.Measured:
   """Returns the times of a step on one device here, fitted to some batches."""
-  found = [steps_of(config, PARTS, size) for size in sizes]
-  host = [1e-3 * (one.find + one.plan) for one, _, _ in found]
-  step = [seconds for _, seconds, _ in found]
+  timed = [steps_of(config, PARTS, size) for size in sizes]
+  host = [1e-3 * (one.find + one.plan) for one, _, _ in timed]
+  step = [seconds for _, seconds, _ in timed]
   return times.Measured(_line_through(sizes, step), _line_through(sizes, host))
 
 
