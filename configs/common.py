@@ -75,8 +75,8 @@ def synthetic(config: ConfigDict, proxy: str) -> None:
 def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
   """Adds section `model`. `sizes` are more keys, for a model of the user's."""
   model = config.model = ConfigDict()
-  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'tbsm', 'sasrec', 'hstu',
-  # 'two_tower', or 'my_package.my_module:function' that makes a model of this
+  # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'dmt', 'tbsm', 'sasrec',
+  # 'hstu', 'two_tower', or 'my_package.my_module:function' that makes a model of this
   # section.
   model.name = name
   model.dim = dim  # elements of a row
@@ -112,12 +112,25 @@ def dlrm(
   config.model.top = top
   # Adds a weight for each row, as in a factorization machine.
   config.model.first_order = first_order
+  # Of a 'dmt', the features of each tower, by their place, as
+  # `experiments.towers` finds them.
+  config.model.towers = placeholder(tuple)
+  # Elements of a vector that its towers return. None: as those that interact.
+  config.model.width = placeholder(int)
+  config.model.form = 'linear'  # of its towers: 'linear', 'cross', 'identity'
 
 
 ZOO = ('dcn', 'deepfm', 'wide_deep', 'dhen')
 """Models that `another_model` puts in the place of a DLRM."""
 SEQUENCES = ('sasrec', 'hstu')
 """Models that it puts in the place of a TBSM, or of two towers."""
+
+
+def towers(config: ConfigDict, towers: tuple[tuple[int, ...], ...]) -> None:
+  """Replaces a DLRM by a DMT, whose vectors are half as wide as rows."""
+  config.model.name = 'dmt'
+  config.model.towers = towers
+  config.model.width = config.model.dim // 2
 
 
 def another_model(config: ConfigDict, name: str) -> None:

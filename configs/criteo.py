@@ -31,23 +31,34 @@ Variants of the config:
 * `configs/criteo.py:dcn`, `:deepfm`, `:wide_deep`, `:dhen`: another model with
   the same widths, on the same data (docs/models.md). Not yet run for all 2000
   batches: there is no figure to expect.
+* `configs/criteo.py:towers`: DMT, a DLRM whose features meet in four towers
+  first (docs/how-to/planning.md).
 """
 
 import ml_collections
 
 from configs import common
 
+# What `experiments.towers` finds for this config.
+_TOWERS = (
+  (0, 1, 2, 3, 4, 5, 6),
+  (7, 8, 9, 10, 11, 12, 13),
+  (14, 15, 16, 17, 18, 19),
+  (20, 21, 22, 23, 24, 25),
+)
+
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """Returns the settings.
 
-  `variant` is '', 'sample', 'smoke', 'planted', or a name of `common.ZOO`.
+  `variant` is '', 'sample', 'smoke', 'planted', 'towers', or a name of
+  `common.ZOO`.
 
   Raises:
     ValueError: there is no such variant.
   """
   config = common.start(
-    variant, ('', 'sample', 'smoke', 'planted', *common.ZOO)
+    variant, ('', 'sample', 'smoke', 'planted', 'towers', *common.ZOO)
   )
   common.files(config, 'criteo', batch_size=2048)
   config.data.missing_flags = False  # one more dense feature for each: missing?
@@ -61,6 +72,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       _smoke(config)
     case 'planted':
       _planted(config)
+    case 'towers':
+      common.towers(config, _TOWERS)
     case 'dcn' | 'deepfm' | 'wide_deep' | 'dhen':
       common.another_model(config, variant)
   return config

@@ -21,6 +21,9 @@ small tables.
 512, and up to 100 lookups for each feature. As there, a bag has the id itself,
 and others that are drawn once for each id. Not yet run here on real logs. On
 the synthetic stream it has a hundredth of the rows.
+
+`configs/terabyte.py:towers` is DMT, a DLRM whose features meet in four towers
+first (docs/how-to/planning.md).
 """
 
 import ml_collections
@@ -42,13 +45,22 @@ _MULTI_HOT = (
 )
 
 
+# What `experiments.towers` finds for this config.
+_TOWERS = (
+  (0, 1, 2, 3, 4, 5, 6),
+  (7, 8, 9, 10, 11, 12, 13),
+  (14, 15, 16, 17, 18, 19),
+  (20, 21, 22, 23, 24, 25),
+)
+
+
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """Returns the settings. `variant` is '', 'full', 'dcn' or 'smoke'.
+  """Returns the settings. `variant` is '', 'full', 'dcn', 'towers' or 'smoke'.
 
   Raises:
     ValueError: there is no such variant.
   """
-  config = common.start(variant, ('', 'full', 'dcn', 'smoke'))
+  config = common.start(variant, ('', 'full', 'dcn', 'towers', 'smoke'))
   common.files(config, 'terabyte', batch_size=2048)
   # Lookups of each feature's bag, which are drawn. None: one, its id.
   config.data.multi_hot = config_dict.placeholder(tuple)
@@ -65,6 +77,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   match variant:
     case 'dcn':
       _dcn(config)
+    case 'towers':
+      common.towers(config, _TOWERS)
     case 'smoke':
       _smoke(config)
   return config

@@ -35,6 +35,7 @@ Data
 Models
   DLRM, TBSM: the paper's models.
   DCN, DeepFM, DHEN, WideDeep: click models with other interactions.
+  DMT: a DLRM whose features meet in towers first.
   SASRec, HSTU: click models over sequences.
   TwoTower: vectors of users and of items, for retrieval.
   INTERACTIONS: the interactions by name.
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
   from slipstream_jax.models.adapters import Functions as Functions
   from slipstream_jax.models.dlrm import DLRM as DLRM
   from slipstream_jax.models.dlrm import TokenModel as TokenModel
+  from slipstream_jax.models.dmt import DMT as DMT
   from slipstream_jax.models.interactions import INTERACTIONS as INTERACTIONS
   from slipstream_jax.models.sequences import HSTU as HSTU
   from slipstream_jax.models.sequences import SASRec as SASRec
@@ -142,6 +144,7 @@ _HOMES = {
   'DCN': 'models.zoo',
   'DHEN': 'models.zoo',
   'DLRM': 'models.dlrm',
+  'DMT': 'models.dmt',
   'HSTU': 'models.sequences',
   'INTERACTIONS': 'models.interactions',
   'MEMORY': 'store.tiered',

@@ -12,6 +12,7 @@ import optax.contrib
 from experiments.common import own
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.dmt import DMT
 from slipstream_jax.models.sequences import HSTU, SASRec
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.models.towers import TwoTower
@@ -33,7 +34,20 @@ def _dtype(model: ml_collections.ConfigDict) -> str:
 
 
 def _frame(model: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns the attributes that all models of pooled embeddings share."""
+  """Returns the attributes that all models of pooled embeddings share.
+
+  Raises:
+    UserError: another model than a DMT is given towers, or a DMT none.
+  """
+  towers = model.get('towers')
+  if (model.name == 'dmt') != bool(towers):
+    raise UserError(
+      "a model has towers if and only if it is a 'dmt'",
+      got=f'{model.name!r} and {towers!r}',
+      where='config.model.towers',
+      hint='set config.model.name and config.model.towers, or take'
+      ' configs/criteo.py:towers',
+    )
   return {
     'bottom': tuple(model.bottom),
     'top': tuple(model.top),
@@ -63,6 +77,12 @@ def _wide_deep(model: ml_collections.ConfigDict) -> nn.Module:
 def _dhen(model: ml_collections.ConfigDict) -> nn.Module:
   layers = tuple(map(tuple, model.layers))
   return DHEN(**_frame(model), layers=layers, tokens=model.tokens)
+
+
+def _dmt(model: ml_collections.ConfigDict) -> nn.Module:
+  towers = tuple(map(tuple, model.towers))
+  more = {'towers': towers, 'width': model.width, 'form': model.form}
+  return DMT(**_frame(model), **more)
 
 
 def _tbsm(model: ml_collections.ConfigDict) -> nn.Module:
@@ -110,6 +130,7 @@ MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'deepfm': _deepfm,
   'wide_deep': _wide_deep,
   'dhen': _dhen,
+  'dmt': _dmt,
   'tbsm': _tbsm,
   'two_tower': _two_tower,
   'sasrec': _sasrec,

@@ -22,8 +22,8 @@ and the sums of the model's gradients in addition. `binds` is what takes most of
 it. `efficiency` compares the examples/s of a device with those of the first
 number of devices.
 
-The third table has other ways to place tables on the most devices, and the last
-one the rows of each table there, of all devices together.
+The third table has other ways to place tables, and the last one the rows of
+each table on the most devices, of all devices together.
 
 `--measure=256,1024` takes steps of so many examples on one device here, and
 models the time to compute from them.

@@ -1,6 +1,6 @@
 """Plans steps on any number of devices, and counts what they would move."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import functools
 import itertools
@@ -120,82 +120,118 @@ def plan(
       where='config.system',
       hint="use 'plain' or 'cached'",
     )
-  data = datasets.dataset(config)
-  recipe = build.recipe(config, data, steps)
-  hot = build.hot(config, data, recipe)
+  asked = _asked(config, steps, of, batch_each, [*map(int, measure)])
   room = of.room if device_bytes is None else device_bytes
-  measured = None
-  if measure:
-    measured = _measured(config, [*map(int, measure)])
-  work = times.work_of(data, recipe, size)
-  lines, plans, first = list[dict[str, Any]](), list[dict[str, Any]](), 0.0
+  lines, plans, others, first = [], [], [], 0.0
   for number in numbers:
-    examples = size * (number if batch_each else 1)
-    candidates = []
-    for replicas in _choices(number, of):
-      bar.begin(f'{number} devices, {replicas} replicas', steps, 'step')
-      counts = simulated(
-        config,
-        data,
-        recipe,
-        hot,
-        number,
-        steps,
-        bar.show,
-        replicas=replicas,
-        within=of.devices,
-        examples=examples,
-      )
-      time = times.step_time(
-        of,
-        work,
-        number,
-        examples,
-        *counts.busiest,
-        measured=measured,
-      )
-      candidates.append(Candidate(replicas, counts, time))
+    candidates = _candidates(asked, number, bar)
     best = _best(candidates, room)
-    first = first or examples / best.time.total / number
-    for one in candidates:
-      plans.append(
-        {'devices': number, 'replicas': one.replicas}
-        | _timed(one, room, one is best)
-        | {'efficiency': examples / one.time.total / number / first}
-      )
+    rate = asked.examples(number) / number
+    first = first or rate / best.time.total
+    plans += [
+      {'devices': number, 'replicas': one.replicas}
+      | _timed(one, room, one is best)
+      | {'efficiency': rate / one.time.total / first}
+      for one in candidates
+    ]
     lines.append({'devices': number, **_line(best)})
+    others += _rivals(asked, best.counts) if number > 1 else []
     if number == max(numbers):
       last = best
-  _check_fits(max(numbers), last, room, device_bytes is None and of.name)
+  _check_fits(max(numbers), last, room, device_bytes is None)
+  how = 'counted by plans, times modelled, nothing was run'
+  if measure:
+    how = f'counted by plans, times modelled from steps of {measure} examples'
   yield (
     'setting',
     {
-      'data': data.name,
+      'data': asked.data.name,
       'placement': config.placement,
       'examples a step': f'{size} of {"each device" if batch_each else "all"}',
       'exchange': config.exchange,
       'steps planned': steps,
       'machine': of.name,
       'rates': of.how,
-      'how': 'counted by plans, times modelled, nothing was run'
-      if measured is None
-      else f'counted by plans, times modelled from steps of {measure} examples',
+      'how': how,
     },
   )
   yield 'devices', lines
   yield 'plans', plans
-  if max(numbers) > 1:
-    examples = size * (max(numbers) if batch_each else 1)
-    timed = functools.partial(
-      times.step_time, of, work, max(numbers), examples, measured=measured
-    )
-    looked_up = _looked_up(last.counts, recipe)
-    element = EXCHANGES[config.exchange]
-    yield (
-      f'rivals on {max(numbers)} devices',
-      _rivals(looked_up, timed, element, of.devices),
-    )
+  if others:
+    yield 'rivals', others
   yield f'tables on {max(numbers)} devices', last.counts.of_tables
+
+
+class _Asked(NamedTuple):
+  """A run that is planned, and the machine that it is planned for."""
+
+  config: ml_collections.ConfigDict
+  data: Dataset
+  recipe: Recipe
+  hot: HotRows | None
+  steps: int
+  machine: Machine
+  work: times.Work
+  measured: times.Measured | None
+  batch_each: bool
+
+  def examples(self, devices: int) -> int:
+    """Returns the examples of a step of all devices."""
+    size: int = self.config.data.batch_size
+    return size * devices if self.batch_each else size
+
+  def time(
+    self, devices: int, *moved: Any, replicas: int = 1
+  ) -> times.StepTime:
+    """Returns the time of a step, given what the busiest device moves."""
+    return times.step_time(
+      self.machine,
+      self.work,
+      devices,
+      self.examples(devices),
+      *moved,
+      measured=self.measured,
+      replicas=replicas,
+    )
+
+
+def _asked(
+  config: ml_collections.ConfigDict,
+  steps: int,
+  machine: Machine,
+  batch_each: bool,
+  measure: Sequence[int],
+) -> _Asked:
+  data = datasets.dataset(config)
+  recipe = build.recipe(config, data, steps)
+  hot = build.hot(config, data, recipe)
+  measured = _measured(config, measure) if measure else None
+  work = times.work_of(data, recipe, config.data.batch_size)
+  return _Asked(
+    config, data, recipe, hot, steps, machine, work, measured, batch_each
+  )
+
+
+def _candidates(asked: _Asked, devices: int, bar: Bar) -> list[Candidate]:
+  """Returns a plan for each number of replicas that may be best."""
+  candidates = []
+  for replicas in _choices(devices, asked.machine):
+    bar.begin(f'{devices} devices, {replicas} replicas', asked.steps, 'step')
+    counts = simulated(
+      asked.config,
+      asked.data,
+      asked.recipe,
+      asked.hot,
+      devices,
+      asked.steps,
+      bar.show,
+      replicas=replicas,
+      within=asked.machine.devices,
+      examples=asked.examples(devices),
+    )
+    time = asked.time(devices, *counts.busiest, replicas=replicas)
+    candidates.append(Candidate(replicas, counts, time))
+  return candidates
 
 
 def _choices(devices: int, machine: Machine) -> list[int]:
@@ -212,13 +248,13 @@ def _best(candidates: Sequence[Candidate], room: float) -> Candidate:
 
 
 def _check_fits(
-  number: int, one: Candidate, room: float, machine: str | bool
+  number: int, one: Candidate, room: float, of_machine: bool
 ) -> None:
   if one.needed > room:
     raise UserError(
       f'{one.needed:,} bytes of rows must fit on each of {number} devices',
       got=f'room for {int(room):,}',
-      where='--machine' if machine else '--device_bytes',
+      where='--machine' if of_machine else '--device_bytes',
       hint='keep fewer rows with config.cache.capacity or config.hot.bytes, or'
       ' take more devices',
     )
@@ -287,14 +323,10 @@ def _looked_up(counts: Simulated, recipe: Recipe) -> rivals.Tables:
   return rivals.Tables(used, loaded, counts.wanted, of_groups, sizes)
 
 
-def _rivals(
-  tables: rivals.Tables,
-  timed: Callable[..., times.StepTime],
-  element: int,
-  within: int,
-) -> list[dict[str, Any]]:
-  """Returns a line for each plan, the fastest first."""
-  near = min(within, tables.devices)
+def _rivals(asked: _Asked, counts: Simulated) -> list[dict[str, Any]]:
+  """Returns a line for each way to place tables, the fastest first."""
+  tables = _looked_up(counts, asked.recipe)
+  near = min(asked.machine.devices, tables.devices)
   plans = {
     'rows of each table on all devices': rivals.everywhere(tables),
     'each table on one device, costliest first': rivals.costliest_first(tables),
@@ -305,10 +337,13 @@ def _rivals(
     plans['each table on one host, costliest first'] = by_host
   lines = []
   for name, spread in plans.items():
+    element = EXCHANGES[asked.config.exchange]
     load = rivals.load_of(tables, spread, element, near)
-    time = timed(load.row_bytes, load.loaded, load.loaded, load.crossing)
+    moved = load.row_bytes, load.loaded, load.loaded, load.crossing
+    time = asked.time(tables.devices, *moved)
     lines.append(
       {
+        'devices': tables.devices,
         'plan': name,
         'rows': float(load.rows.max()),
         'max_over_mean': _most_over_mean(load.rows),

@@ -138,6 +138,7 @@ def step_time(
   stored: float,
   crossing: Crossing,
   measured: Measured | None = None,
+  replicas: int = 1,
 ) -> StepTime:
   """Returns the modelled time of a step.
 
@@ -151,6 +152,7 @@ def step_time(
     stored: bytes that this device sends to its host.
     crossing: what this device exchanges.
     measured: times of a step on one device here. None: they are modelled.
+    replicas: R.
   """
   near = min(devices, machine.devices)
   hosts = devices // near
@@ -172,13 +174,17 @@ def step_time(
   else:
     device = measured.step.seconds(1, examples / devices)
     host = measured.host.seconds(1, examples)
-  far = devices - near
-  # Sums are in f32, and counts of examples in i32 beside them.
+  lanes, rounds = devices // replicas, replicas.bit_length() - 1
+  near_lanes = min(lanes, near)
+  near_rounds = min((near // near_lanes).bit_length() - 1, rounds)
+  # Lanes gather sums, f32 and counts in i32. Replicas add them in pairs.
   near_sums, far_sums = (
     links.gather.seconds(2 * peers, work.dense_bytes * peers / share)
-    for links, peers, share in (
-      (machine.inside, near - 1, 1),
-      (machine.between, far, near),  # each device of a host fetches its share
+    + times * links.exchange.seconds(2, work.dense_bytes)
+    for links, peers, share, times in (
+      (machine.inside, near_lanes - 1, 1, near_rounds),
+      # Each device of a host fetches its share.
+      (machine.between, lanes - near_lanes, near_lanes, rounds - near_rounds),
     )
   )
   return StepTime(

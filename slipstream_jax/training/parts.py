@@ -18,7 +18,7 @@ have room for all G parts on each device, and how many a device has is an
 argument. A program that only adds has one result whatever XLA fuses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 import operator
 from typing import Any, NamedTuple
@@ -465,22 +465,41 @@ def _tree(parts: Sequence[Any], rounded: Rounding | None = None) -> Any:
   return parts[0]
 
 
-def _of_slices(own: Any) -> list[Any]:
-  """Returns a tree of arrays as each device has it.
+def _crossed(own: Any, send: Callable[[jax.Array], jax.Array]) -> Any:
+  """Sends a tree of arrays. Others may come back with axes before their own.
 
   Those of a dtype are sent as one, since each exchange takes its time.
   """
   leaves, form = jax.tree.flatten(own)
-  slices = lax.axis_size(ALL)
-  of_slices: list[list[Any]] = [[None] * len(leaves) for _ in range(slices)]
+  results: list[Any] = [None] * len(leaves)
   for dtype in {leaf.dtype: None for leaf in leaves}:
     some = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
     ends = np.cumsum([leaves[i].size for i in some])[:-1]
-    joined = jnp.concatenate([leaves[i].reshape(-1) for i in some])
-    for slice_, row in zip(of_slices, lax.all_gather(joined, ALL), strict=True):
-      for i, values in zip(some, jnp.split(row, ends), strict=True):
-        slice_[i] = values.reshape(leaves[i].shape)
-  return [jax.tree.unflatten(form, one) for one in of_slices]
+    got = send(jnp.concatenate([leaves[i].reshape(-1) for i in some]))
+    for i, values in zip(some, jnp.split(got, ends, axis=-1), strict=True):
+      results[i] = values.reshape(*got.shape[:-1], *leaves[i].shape)
+  return jax.tree.unflatten(form, results)
+
+
+def _of_all(own: Sums) -> Sums:
+  """Returns the sums of all slices: of each replica's, then of replicas."""
+  gathered = _crossed(own, lambda one: lax.all_gather(one, LANES))
+  slices = range(lax.axis_size(LANES))
+  total: Sums = _tree(
+    [jax.tree.map(operator.itemgetter(number), gathered) for number in slices]
+  )
+  for send in _other_replicas():
+    total = jax.tree.map(jnp.add, total, _crossed(total, send))
+  return total
+
+
+def _other_replicas() -> Iterator[Callable[[jax.Array], jax.Array]]:
+  """Yields what exchanges arrays in pairs of replicas, then pairs of pairs."""
+  replicas, distance = lax.axis_size(REPLICAS), 1
+  while distance < replicas:
+    pairs = [(number, number ^ distance) for number in range(replicas)]
+    yield functools.partial(lax.ppermute, axis_name=REPLICAS, perm=pairs)
+    distance *= 2
 
 
 def _add(
@@ -499,7 +518,7 @@ def _add(
   of_parts = [
     jax.tree.map(operator.itemgetter(part), sums) for part in range(rounds)
   ]
-  total = _tree(_of_slices(_tree(of_parts)))
+  total = _of_all(_tree(of_parts))
   gradients = []
   for group, one in enumerate(zip(rows, returned, summed, strict=True)):
     rounding: tuple[Rounding, Rounding] | None = None
@@ -544,13 +563,9 @@ def _of_lane(
 def _of_replicas(
   gradient: jax.Array, narrow: bool, rounding: Rounding | None
 ) -> jax.Array:
-  """Adds gradients of a lane in pairs of replicas, and the sums in pairs."""
-  replicas, distance = lax.axis_size(REPLICAS), 1
-  while distance < replicas:
-    pairs = [(number, number ^ distance) for number in range(replicas)]
-    send = functools.partial(lax.ppermute, axis_name=REPLICAS, perm=pairs)
+  """Returns the sum of a lane's gradients over all replicas."""
+  for send in _other_replicas():
     gradient = gradient + _crossing(gradient, narrow, send)
-    distance *= 2
     if rounding is not None:
       rounding = rounding._replace(
         trees=rounding.trees // 2, first=rounding.first // 2

@@ -99,7 +99,7 @@ def test_more_devices_than_there_are():
   assert best['step_ms'] == min(line['step_ms'] for line in plans)
   assert best['replicas'] == many['replicas']
   assert one | many == json.loads(json.dumps(one | many))
-  names = [line['plan'] for line in figures['rivals on 64 devices']]
+  names = [line['plan'] for line in figures['rivals']]
   assert sorted(names)[-1] == 'rows of each table on all devices'
   assert len(names) == 4
 
@@ -200,6 +200,12 @@ def test_the_time_of_a_step_by_hand():
     found.total, sum(found) - found.copies - found.host
   )
   assert found.binds == 'device'
+  # Two replicas, on a host each: pairs gather, and then add pairs.
+  found = times.step_time(
+    machine, work, 4, 800, 1e6, 5e5, 1e5, crossing, replicas=2
+  )
+  pairs = 2 * 1e-5 + 1e-5
+  np.testing.assert_allclose(found.sums, max(2 * 2e-6 + 1e-6, pairs))
   # Processes that share cores compute, and plan, one after the other there.
   step = times.Measured(Link(1e-3, 1e-6), Link(5e-5, 1e-6))
   shared = machine._replace(shared=True)

@@ -27,6 +27,7 @@ TWO = 'dlrm', 'deepfm'
 CONFIGS = {
   **{name: criteo.get_config(name).model for name in ('planted', *common.ZOO)},
   'mlperf': terabyte.get_config('dcn').model,
+  'towers': terabyte.get_config('towers').model,
 }
 
 
@@ -48,7 +49,7 @@ def sizes_of(model, dense=13, features=26):
 def test_a_config_makes_the_model_that_it_names(name):
   sizes = sizes_of(CONFIGS[name])
   kind = type(model_of(CONFIGS[name])).__name__.lower()
-  assert kind == {'planted': 'dlrm', 'mlperf': 'dcn'}.get(
+  assert kind == {'planted': 'dlrm', 'mlperf': 'dcn', 'towers': 'dmt'}.get(
     name, name.replace('_', '')
   )
   assert any('top' in path for path in sizes)

@@ -26,6 +26,7 @@ MODELS = {
     layers=(('dot', 'low_rank_cross'), ('attention', 'fm', 'linear')),
     tokens=5,
   ),
+  'dmt': slip.DMT(**ALL, towers=((0, 2), (1,)), width=2),
   'supernet': Supernet(
     Space(
       (('dot', interaction_of(slip.DLRM())), ('fm', interaction_of(FM))),

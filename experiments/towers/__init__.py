@@ -1,0 +1,1 @@
+"""Finds towers of features that belong together, from what a run learned."""

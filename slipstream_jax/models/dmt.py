@@ -1,0 +1,118 @@
+"""DMT (arXiv 2403.00877): features meet in towers first, and then all of them.
+
+Each host would own the tables of one tower. A tower turns its features into
+fewer numbers, and only these cross to other hosts. Here the model is trained
+like any other, with all towers on each device: what it learns is DMT's, and
+what it moves is not.
+"""
+
+from collections.abc import Callable, Sequence
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+import numpy as np
+
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.interactions import Cross, Linear, Tokens
+from slipstream_jax.models.normalization import Features
+
+
+def _identity(tokens: Tokens, width: int) -> Tokens:
+  del width
+  return tokens
+
+
+def _linear(tokens: Tokens, width: int) -> Float[jax.Array, 'B M E']:
+  """Mixes features, and then the elements of each: as many vectors of E."""
+  return _narrow(Linear(name='features')(tokens), width)
+
+
+def _cross(tokens: Tokens, width: int) -> Float[jax.Array, 'B M E']:
+  """Crosses the tower's elements as in DCN-v2, and projects each vector."""
+  return _narrow(Cross(name='cross')(tokens), width)
+
+
+def _narrow(tokens: Tokens, width: int) -> Float[jax.Array, 'B M E']:
+  start = nn.initializers.glorot_normal()
+  narrow: Float[jax.Array, 'B M E']
+  narrow = nn.Dense(width, kernel_init=start, name='elements')(tokens)
+  return narrow
+
+
+TOWERS: dict[str, Callable[[Tokens, int], jax.Array]] = {
+  'identity': _identity,
+  'linear': _linear,
+  'cross': _cross,
+}
+"""What a tower computes from its tokens [B, M, D], given the width E."""
+
+
+class _Tower(nn.Module):
+  form: str
+  width: int
+
+  @nn.compact
+  def __call__(self, tokens: Tokens) -> Float[jax.Array, 'B M E']:
+    return TOWERS[self.form](tokens, self.width)
+
+
+class DMT(DLRM):
+  """Dot products of all pairs of vectors that towers return.
+
+  With towers 'identity' it is a DLRM, whose features are in the order of the
+  towers. `TokenModel` has its other attributes. `experiments.towers` finds
+  features that belong together.
+
+  Attributes:
+    towers: for each tower, the places of its features in the order of the
+      embeddings. Each feature is in one tower.
+    width: elements of a vector that a tower returns. D / width is the paper's
+      compression ratio. None: D.
+    form: a name of `TOWERS`. 'linear' is the paper's tower for DLRM, with a
+      vector for each feature and none for the tower. 'cross' is that for DCN.
+  """
+
+  towers: Sequence[Sequence[int]] = ()
+  width: int | None = None
+  form: str = 'linear'
+
+  def interact(self, x: Float[jax.Array, 'B D'], tokens: Tokens) -> Features:
+    """Returns the dense token and the products of all pairs, f32[B, W].
+
+    Raises:
+      UserError: a feature is in no tower or in several, there is no such form,
+        or identities were asked for another width.
+    """
+    features, dim = tokens.shape[1] - 1, tokens.shape[2]
+    width = dim if self.width is None else self.width
+    self._check_towers(features, width == dim)
+    vectors = [
+      _Tower(self.form, width, name=f'tower_{number}')(
+        tokens[:, 1 + np.asarray(own)]
+      )
+      for number, own in enumerate(self.towers)
+    ]
+    if width != dim:
+      x = nn.Dense(width, name='dense_token')(x)
+    return super().interact(x, jnp.concatenate([x[:, None], *vectors], axis=1))
+
+  def _check_towers(self, features: int, whole: bool) -> None:
+    choose(TOWERS, self.form, 'DMT, form')
+    places = sorted(place for own in self.towers for place in own)
+    if places != [*range(features)]:
+      raise UserError(
+        f'each of the {features} features must be in one tower',
+        got=[*map(list, self.towers)],
+        where='DMT, towers',
+        hint=f'give the places 0 to {features - 1}, each once',
+      )
+    if self.form == 'identity' and not whole:
+      raise UserError(
+        'identities return vectors as they are',
+        got=f'width {self.width}',
+        where='DMT, width',
+        hint='leave it out, or take another form',
+      )
