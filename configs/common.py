@@ -76,8 +76,8 @@ def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
   """Adds section `model`. `sizes` are more keys, for a model of the user's."""
   model = config.model = ConfigDict()
   # 'dlrm', 'dcn', 'deepfm', 'wide_deep', 'dhen', 'dmt', 'tbsm', 'sasrec',
-  # 'hstu', 'two_tower', or 'my_package.my_module:function' that makes a model of this
-  # section.
+  # 'hstu', 'two_tower', or 'my_package.my_module:function' that makes a model
+  # of this section.
   model.name = name
   model.dim = dim  # elements of a row
   # Normalization of the input of top: 'none', 'layer' or 'batch'.
@@ -112,7 +112,7 @@ def dlrm(
   config.model.top = top
   # Adds a weight for each row, as in a factorization machine.
   config.model.first_order = first_order
-  # Of a 'dmt', the features of each tower, by their place, as
+  # Of a DMT, the features of each tower, by their place, as
   # `experiments.towers` finds them.
   config.model.towers = placeholder(tuple)
   # Elements of a vector that its towers return. None: as those that interact.

@@ -14,7 +14,8 @@ predict: scores new examples with a finished run, or writes rows of a table.
 reproduce: trains the paper's models by every system, and reports.
 report: lists runs, and lays them side by side on a page.
 bench: times the parts of a step, this library against others.
-plan: tells what several devices would hold, load and exchange.
+plan: tells what several devices would hold and exchange, and how fast.
+towers: finds features that belong together, from what a run learned.
 profile: tells before training what each placement would move.
 skew: measures the skew of the synthetic proxies against the papers.
 make_text: writes synthetic clicks as Criteo's raw text.

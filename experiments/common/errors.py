@@ -30,7 +30,10 @@ _SAME_NAME = {
   'data.features': (
     'FeatureMap.dense FeatureMap.label FeatureMap.tables FeatureMap.transform'
   ),
-  'model': 'attention bottom compute_dtype final normalization top',
+  'model': (
+    'DMT.form DMT.towers DMT.width attention bottom compute_dtype final'
+    ' normalization top'
+  ),
   'skip': (
     'Phases.warm_up_again Skip.auto_cost Skip.mode Skip.policy Skip.scorer'
     ' Skip.uniform alpha drop drop_of min_touches refill threshold'

@@ -39,7 +39,7 @@ def find(folder: pathlib.Path, towers: int, style: str, examples: int) -> None:
   for _ in range(_RANDOM):
     order = rng.permutation(len(names))
     parts = np.array_split(order, towers)
-    others.append(within(tuple(map(tuple, parts)), between))
+    others.append(within(tuple(tuple(own.tolist()) for own in parts), between))
   sums = np.array([loads[[*own]].sum() for own in chosen])
   screen.print(
     report.facts(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 import numpy as np
 
-from slipstream_jax.errors import choose, UserError
+from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.interactions import Cross, Linear, Tokens
 from slipstream_jax.models.normalization import Features
@@ -63,7 +63,7 @@ class DMT(DLRM):
   """Dot products of all pairs of vectors that towers return.
 
   With towers 'identity' it is a DLRM, whose features are in the order of the
-  towers. `TokenModel` has its other attributes. `experiments.towers` finds
+  towers. `TokenModel` has its other attributes. `distributed.towers` finds
   features that belong together.
 
   Attributes:
@@ -101,6 +101,8 @@ class DMT(DLRM):
 
   def _check_towers(self, features: int, whole: bool) -> None:
     choose(TOWERS, self.form, 'DMT, form')
+    if self.width is not None:
+      check_whole(self.width, 1, 'DMT, width', 'use half of the dim')
     places = sorted(place for own in self.towers for place in own)
     if places != [*range(features)]:
       raise UserError(

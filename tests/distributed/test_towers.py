@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ def adjusted_rand(one, other):
   return (pairs(table) - by_chance) / ((a + b) / 2 - by_chance)
 
 
+@settings(max_examples=15)
 @given(st.integers(0, 999), st.sampled_from([2, 4]))
 def test_planted_groups_are_found(seed, count):
   rng = np.random.default_rng(seed)
@@ -40,6 +41,7 @@ def test_planted_groups_are_found(seed, count):
   assert adjusted_rand(tower_of(towers), planted) > 0.9
 
 
+@settings(max_examples=15)
 @given(st.integers(0, 999), st.integers(2, 5), st.booleans())
 def test_towers_are_balanced_and_better_than_random(seed, count, coherent):
   rng = np.random.default_rng(seed)
@@ -57,8 +59,8 @@ def test_towers_are_balanced_and_better_than_random(seed, count, coherent):
   free = within(partition(between, count, None, coherent), between)
   for _ in range(100):
     parts = np.array_split(rng.permutation(features), count)
-    other = within(tuple(map(tuple, parts)), between)
-    assert sign * free >= sign * other
+    other = within(tuple(tuple(own.tolist()) for own in parts), between)
+    assert sign * free >= sign * other - 1e-9
   assert partition(between, count, loads, coherent) == towers
 
 

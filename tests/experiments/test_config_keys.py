@@ -37,6 +37,9 @@ BAD = {
   'model.table_dtype': 'int8',
   'model.pooling': 'max',
   'model.init_scale': float('nan'),
+  'model.towers': ((0,),),
+  'model.width': 0,
+  'model.form': 'deep',
   'optimizer.rows': (('rowwise_adagard', {}),),
   'optimizer.dense': (('adamm', {}),),
   'optimizer.cycles': -1,
@@ -80,6 +83,7 @@ BAD = {
   'devices': 3,
   'parts': 3,
   'exchange': 'float16',
+  'replicas': 3,
   'hang_seconds': -1.0,
   'train.steps': -1,
   'train.epochs': 0,
@@ -120,7 +124,10 @@ BAD_OF_FILES = {
     'data.sample_seed': -1,
   },
 }
+DMT = {'model.name': 'dmt', 'model.towers': (tuple(range(26)),)}
 NEEDS = {  # what has to be so for the key to matter
+  'model.width': DMT,
+  'model.form': DMT,
   'skip.min_touches': {'skip.policy': 'stale'},
   'skip.window_batches': {'skip.policy': 'stale'},
   'cache.capacity': {'placement': 'cached'},

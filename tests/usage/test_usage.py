@@ -20,6 +20,7 @@ from slipstream_jax.distributed.exchange import EXCHANGES
 from slipstream_jax.formats import movielens as movielens_format
 from slipstream_jax.formats.table import SPLITS
 from slipstream_jax.formats.tfds import TRANSFORMS
+from slipstream_jax.models.dmt import TOWERS
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import EVICTIONS, PLACEMENTS
 from slipstream_jax.schedules.settings import MODES, OF
@@ -44,6 +45,7 @@ PROGRAMS = {  # and whether they take a config
   'bench.serving': False,
   'bench.vocabulary': False,
   'plan.__main__': True,
+  'towers.__main__': False,
   'profile.__main__': True,
   'skew.__main__': False,
   'make_text.__main__': False,
@@ -109,6 +111,7 @@ CHOICES = {
   'data.split': movielens_format.SPLITS,
   'eval.split': SPLITS[1:],
   'model.compute_dtype': models._DTYPES,
+  'model.form': TOWERS,
   'model.name': models.MODELS,
   'model.normalization': NORMALIZATIONS,
   'model.pooling': COMBINERS,
