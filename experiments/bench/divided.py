@@ -20,7 +20,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import take_step
 
 PARTS = 8
-_TURNS, _STEPS = 12, 10  # of `steps_of`
+_TURNS, _STEPS = 12, 10  # of `timed_step`
 _FLAGS = 'devices|rounds|steps|most_devices|output|like'
 _OWN = re.compile(rf'--?({_FLAGS})(=.*)?')
 _DEVICES = re.compile(r'--xla_force_host_platform_device_count=\d+')
@@ -57,13 +57,18 @@ def turn(one: Contender, steps: int) -> None:
   one.rates.append(examples / (time.perf_counter() - started))
 
 
-def steps_of(
-  config: Any, parts: int, examples: int
-) -> tuple[HostMs, float, int]:
-  """Returns what a step takes on one device here.
+class TimedStep(NamedTuple):
+  """What a step takes on one device here, medians over some steps."""
 
-  That is the host's ms, by phase, the seconds of a step, and its lookups.
-  """
+  host: HostMs
+  seconds: float
+  """From one step to the next."""
+  lookups: int
+  """Lookups of its examples."""
+
+
+def timed_step(config: Any, parts: int, examples: int) -> TimedStep:
+  """Takes steps of so many examples, cut into parts, and times them."""
   config = config.copy_and_resolve_references()
   config.data.batch_size, config.devices, config.parts = examples, 1, parts
   data = datasets.dataset(config)
@@ -81,7 +86,7 @@ def steps_of(
     for _ in range(_TURNS):
       turn(one, _STEPS)
     host = batches.clock.host_ms()
-  return host, examples / float(np.median(one.rates)), lookups
+  return TimedStep(host, examples / float(np.median(one.rates)), lookups)
 
 
 def of_processes(bar: Any, rounds: int, steps: int) -> list[dict[str, Any]]:

@@ -144,13 +144,19 @@ def _device() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _host(config: Any) -> dict[str, Any]:
-  """Returns seconds per lookup to find and plan rows, and the threads."""
-  from experiments.bench.divided import PARTS, steps_of
+  """Returns the times to find and plan rows, and the number of threads."""
+  import numpy as np
 
-  host, _, lookups = steps_of(config, PARTS, config.data.batch_size)
+  from experiments.bench.divided import PARTS, timed_step
+  from experiments.plan.machine import Link
+
+  size = config.data.batch_size
+  few, many = (timed_step(config, PARTS, n) for n in (size, 8 * size))
+  lookups = [few.lookups, many.lookups]
+  slope, start = np.polyfit(lookups, [few.host.plan, many.host.plan], 1) / 1e3
   return {
-    'find': host.find / 1e3 / lookups,
-    'plan': host.plan / 1e3 / lookups,
+    'find': many.host.find / 1e3 / many.lookups,
+    'plan': Link(max(0.0, float(start)), max(0.0, float(slope))),
     'threads': os.cpu_count() or 1,
   }
 
@@ -250,7 +256,8 @@ def _with_messages(
   )
   work, (rows, loaded, stored, crossing) = counted(config, 2, of.devices)
 
-  host = config.data.batch_size * work.lookups * (of.find + of.plan)
+  lookups = config.data.batch_size * work.lookups
+  host = lookups * of.find + of.plan.seconds(1, lookups)
 
   def model(call: float) -> float:
     links = [of.between.exchange.byte, of.between.gather.byte]

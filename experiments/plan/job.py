@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from experiments.bench.divided import PARTS, steps_of
+from experiments.bench.divided import PARTS, timed_step
 from experiments.bench.runner import Item
 from experiments.common import build, datasets
 from experiments.common.progress import Bar
@@ -181,7 +181,13 @@ class _Asked(NamedTuple):
     return size * devices if self.batch_each else size
 
   def time(
-    self, devices: int, *moved: Any, replicas: int = 1
+    self,
+    devices: int,
+    row_bytes: float,
+    loaded: float,
+    stored: float,
+    crossing: times.Crossing,
+    replicas: int = 1,
   ) -> times.StepTime:
     """Returns the time of a step, given what the busiest device moves."""
     return times.step_time(
@@ -189,9 +195,12 @@ class _Asked(NamedTuple):
       self.work,
       devices,
       self.examples(devices),
-      *moved,
-      measured=self.measured,
-      replicas=replicas,
+      row_bytes,
+      loaded,
+      stored,
+      crossing,
+      self.measured,
+      replicas,
     )
 
 
@@ -284,9 +293,9 @@ def _measured(
   config: ml_collections.ConfigDict, sizes: Sequence[int]
 ) -> times.Measured:
   """Returns the times of a step on one device here, fitted to some batches."""
-  timed = [steps_of(config, PARTS, size) for size in sizes]
-  host = [1e-3 * (one.find + one.plan) for one, _, _ in timed]
-  step = [seconds for _, seconds, _ in timed]
+  timed = [timed_step(config, PARTS, size) for size in sizes]
+  host = [1e-3 * (one.host.find + one.host.plan) for one in timed]
+  step = [one.seconds for one in timed]
   return times.Measured(_line_through(sizes, step), _line_through(sizes, host))
 
 

@@ -53,8 +53,8 @@ class Machine(NamedTuple):
   """Seconds to start a program."""
   find: float
   """Seconds of the host's processor per lookup, in several threads."""
-  plan: float
-  """The same in the planner's thread."""
+  plan: Link
+  """Time of the planner's thread, by lanes and lookups."""
   threads: int
   """Most threads of a host that work at once."""
   load: Link
@@ -70,7 +70,7 @@ class Machine(NamedTuple):
   share."""
 
 
-_FIND, _PLAN = 3.2e-8, 1.5e-8  # docs/how-to/devices.md, 8 devices
+_FIND, _PLAN = 2.5e-8, Link(6e-5, 3e-9)  # of an EPYC, up to 32 devices
 _ASSUMED = (
   'published peak rates; 30 us for a program, 3 us for a message inside a host'
   ' and 10 us between hosts are assumed, the host is as measured for an EPYC'
@@ -163,7 +163,9 @@ def _from_facts(facts: dict[str, Any]) -> Machine:
   def collectives(name: str) -> Collectives:
     return Collectives(*(link(f'{name}_{one}') for one in Collectives._fields))
 
-  fields: dict[str, Any] = {name: link(name) for name in ('load', 'store')}
+  fields: dict[str, Any] = {
+    name: link(name) for name in ('plan', 'load', 'store')
+  }
   for name in ('inside', 'between'):
     fields[name] = collectives(name)
   return Machine(**facts, **fields)

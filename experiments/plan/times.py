@@ -158,7 +158,10 @@ def step_time(
   hosts = devices // near
   lookups = examples * work.lookups
   threads = min(machine.threads, 8)
-  host = lookups * max(machine.find / threads, machine.plan)
+  lanes = devices // replicas
+  host = max(
+    lookups * machine.find / threads, machine.plan.seconds(lanes, lookups)
+  )
   if measured is None:
     own = examples / devices
     device = (
@@ -174,7 +177,7 @@ def step_time(
   else:
     device = measured.step.seconds(1, examples / devices)
     host = measured.host.seconds(1, examples)
-  lanes, rounds = devices // replicas, replicas.bit_length() - 1
+  rounds = replicas.bit_length() - 1
   near_lanes = min(lanes, near)
   near_rounds = min((near // near_lanes).bit_length() - 1, rounds)
   # Lanes gather sums, f32 and counts in i32. Replicas add them in pairs.

@@ -7,6 +7,7 @@ what it moves is not.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.models.dlrm import DLRM
-from slipstream_jax.models.interactions import Cross, Linear, Tokens
+from slipstream_jax.models.interactions import Cross, Tokens
 from slipstream_jax.models.normalization import Features
 
 
@@ -26,8 +27,18 @@ def _identity(tokens: Tokens, width: int) -> Tokens:
 
 
 def _linear(tokens: Tokens, width: int) -> Float[jax.Array, 'B M E']:
-  """Mixes features, and then the elements of each: as many vectors of E."""
-  return _narrow(Linear(name='features')(tokens), width)
+  """Mixes features, and then the elements of each: as many vectors of E.
+
+  The mixture starts as the features themselves.
+  """
+  mix = nn.Dense(tokens.shape[1], kernel_init=_one, name='features')
+  return _narrow(jnp.swapaxes(mix(jnp.swapaxes(tokens, 1, 2)), 1, 2), width)
+
+
+def _one(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+  """Returns the first columns of the identity, or all of it."""
+  del key
+  return jnp.eye(*shape, dtype=dtype)
 
 
 def _cross(tokens: Tokens, width: int) -> Float[jax.Array, 'B M E']:
@@ -36,9 +47,8 @@ def _cross(tokens: Tokens, width: int) -> Float[jax.Array, 'B M E']:
 
 
 def _narrow(tokens: Tokens, width: int) -> Float[jax.Array, 'B M E']:
-  start = nn.initializers.glorot_normal()
   narrow: Float[jax.Array, 'B M E']
-  narrow = nn.Dense(width, kernel_init=start, name='elements')(tokens)
+  narrow = nn.Dense(width, kernel_init=_one, name='elements')(tokens)
   return narrow
 
 
