@@ -617,6 +617,7 @@ def _timed(one: Candidate, room: float, best: bool) -> dict[str, Any]:
   plan = 'best' if best else ''
   return {
     'plan': plan if one.needed <= room else 'no room',
+    'max_over_mean': _most_over_mean(one.counts.used),
     **ms,
     'step_ms': 1e3 * one.time.total,
     'binds': one.time.binds,
