@@ -39,6 +39,7 @@ flags.DEFINE_integer('steps', 300, 'Steps of a run.', lower_bound=30)
 _BYTES = (64 << 10, 1 << 20, 8 << 20)
 _TIMES = 15  # of a copy, a product or a collective
 _NAME = 'collectives.json'
+_LIMIT_S = 300
 
 
 def bench(
@@ -202,6 +203,8 @@ def _collectives(number: int) -> list[dict[str, Any]]:
 
 def _between_processes() -> list[dict[str, Any]]:
   """Returns the ms of collectives of two processes with a device each."""
+  from slipstream_jax.errors import UserError
+
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'
@@ -222,8 +225,20 @@ def _between_processes() -> list[dict[str, Any]]:
       )
       for number in range(2)
     ]
-    for child in children:
-      child.wait()
+    try:
+      codes = [child.wait(_LIMIT_S) for child in children]
+    except subprocess.TimeoutExpired:
+      codes = [1]
+    finally:
+      for child in children:
+        child.kill()
+    if any(codes):
+      raise UserError(
+        'two processes must exchange arrays on this machine',
+        got=f'exit codes {codes}',
+        where='experiments.bench.link',
+        hint='try experiments.launch --processes=2, and look at what it says',
+      )
     lines: list[dict[str, Any]] = json.loads(
       pathlib.Path(folder, _NAME).read_text()
     )

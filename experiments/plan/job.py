@@ -120,7 +120,7 @@ def plan(
       where='config.system',
       hint="use 'plain' or 'cached'",
     )
-  asked = _asked(config, steps, of, batch_each, [*map(int, measure)])
+  asked = _asked(config, steps, of, batch_each, [*map(_examples, measure)])
   room = of.room if device_bytes is None else device_bytes
   lines, plans, others, first = [], [], [], 0.0
   for number in numbers:
@@ -141,7 +141,8 @@ def plan(
   _check_fits(max(numbers), last, room, device_bytes is None)
   how = 'counted by plans, times modelled, nothing was run'
   if measure:
-    how = f'counted by plans, times modelled from steps of {measure} examples'
+    sizes = ' and '.join(measure)
+    how = f'counted by plans, times modelled from steps of {sizes} examples'
   yield (
     'setting',
     {
@@ -287,6 +288,18 @@ def _checked(asked: str, examples: int, of_each: bool) -> int:
       hint='set config.data.batch_size to a multiple, or --batch_each',
     )
   return number
+
+
+def _examples(asked: str) -> int:
+  """Returns the number of examples of a step to measure."""
+  if not asked.isdecimal() or not int(asked) or int(asked) % PARTS:
+    raise UserError(
+      f'steps to measure must have a multiple of {PARTS} examples',
+      got=asked,
+      where='--measure',
+      hint='such as 256,4096',
+    )
+  return int(asked)
 
 
 def _measured(

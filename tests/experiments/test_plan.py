@@ -83,8 +83,17 @@ def test_counts_are_those_of_a_run(devices, replicas, placement, exchange):
   np.testing.assert_allclose(sum(of_tables) * STEPS, counts.rows_used)
 
 
-def planned(config, devices, steps=3, room=None, machine='h100', each=False):
-  return dict(job.plan(config, BAR, devices, steps, room, machine, [], each))
+def planned(
+  config,
+  devices,
+  steps=3,
+  room=None,
+  machine='h100',
+  measure=(),
+  batch_each=False,
+):
+  more = machine, [*measure], batch_each
+  return dict(job.plan(config, BAR, devices, steps, room, *more))
 
 
 def test_more_devices_than_there_are():
@@ -105,7 +114,7 @@ def test_more_devices_than_there_are():
 
 
 def test_a_batch_of_each_device():
-  figures = planned(setting()[0], ['1', '4'], each=True)
+  figures = planned(setting()[0], ['1', '4'], batch_each=True)
   one, *_ = (line for line in figures['plans'] if line['devices'] == 4)
   assert 0 < one['efficiency'] < 1
   assert figures['setting']['examples a step'] == '256 of each device'
@@ -145,6 +154,12 @@ def test_bytes_between_hosts_are_those_of_pairs(replicas, within):
 def test_what_cannot_be_is_refused(devices, room, words):
   with pytest.raises(UserError, match=words):
     planned(setting()[0], [devices], 1, room)
+
+
+@pytest.mark.parametrize('measure', ['many', '0', '12'])
+def test_steps_that_cannot_be_measured_are_refused(measure):
+  with pytest.raises(UserError, match='must have a multiple of 8 examples'):
+    planned(setting()[0], ['1'], measure=['64', measure])
 
 
 def test_other_systems_are_refused():
