@@ -33,6 +33,8 @@ from slipstream_jax.training.loop import moved_by_group
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import HotRows, Unique
 
+_RATIO = 2  # elements of rows by those that towers return, as in the paper
+
 
 class Simulated(NamedTuple):
   """Counts of some steps on W devices, each array with one for each device."""
@@ -62,6 +64,8 @@ class Simulated(NamedTuple):
   """Per table, its unique rows and loads in a step, means over the steps."""
   wanted: np.ndarray
   """Unique rows of each table in each slice, a mean over the steps, [T, W]."""
+  wanted_near: np.ndarray
+  """The same in all slices of devices with one number on their host, [T, L]."""
 
   @property
   def busiest(self) -> tuple[float, float, float, times.Crossing]:
@@ -342,35 +346,45 @@ def _looked_up(counts: Simulated, recipe: Recipe) -> rivals.Tables:
     np.array([line[name] for line in counts.of_tables])
     for name in ('used a step', 'loaded a step')
   )
-  return rivals.Tables(used, loaded, counts.wanted, of_groups, sizes)
+  wanted = counts.wanted, counts.wanted_near
+  return rivals.Tables(used, loaded, *wanted, of_groups, sizes)
 
 
 def _rivals(asked: _Asked, counts: Simulated) -> list[dict[str, Any]]:
   """Returns a line for each way to place tables, the fastest first."""
   tables = _looked_up(counts, asked.recipe)
-  near = min(asked.machine.devices, tables.devices)
+  devices, element = tables.devices, EXCHANGES[asked.config.exchange]
+  near = min(asked.machine.devices, devices)
   plans = {
     'rows of each table on all devices': rivals.everywhere(tables),
     'each table on one device, costliest first': rivals.costliest_first(tables),
     'each table on one device, in turn': rivals.in_turn(tables),
   }
-  if near < tables.devices:
+  if near < devices:
     by_host = rivals.costliest_first(tables, near)
     plans['each table on one host, costliest first'] = by_host
+  loads = {
+    name: (rivals.load_of(tables, spread, element, near), 1)
+    for name, spread in plans.items()
+  }
+  if near < devices:
+    examples = asked.examples(devices)
+    load = rivals.towers_of(tables, element, examples, _RATIO)
+    # Hosts add the sums of the model's gradients in pairs, as replicas do.
+    loads[f'a tower on each host, vectors / {_RATIO}'] = load, devices // near
   lines = []
-  for name, spread in plans.items():
-    element = EXCHANGES[asked.config.exchange]
-    load = rivals.load_of(tables, spread, element, near)
+  for name, (load, replicas) in loads.items():
     moved = load.row_bytes, load.loaded, load.loaded, load.crossing
-    time = asked.time(tables.devices, *moved)
+    time = asked.time(devices, *moved, replicas=replicas)
     lines.append(
       {
-        'devices': tables.devices,
+        'devices': devices,
         'plan': name,
         'rows': float(load.rows.max()),
         'max_over_mean': _most_over_mean(load.rows),
         'near_MB': load.crossing.near_bytes / 1e6,
         'far_MB': load.crossing.far_bytes / 1e6,
+        'exchange_ms': 1e3 * time.exchange,
         'step_ms': 1e3 * time.total,
         'binds': time.binds,
       }
@@ -434,7 +448,8 @@ def simulated(
   )
   total, counts = Counters(), np.zeros((6, devices))
   own = np.zeros((2, len(tables.tables)))
-  wanted = np.zeros((len(tables.tables), devices))
+  near = min(within or devices, devices)
+  wanted = np.zeros((len(tables.tables), devices + near))
   crossing = np.zeros(4)
   room = step = 0
   with (
@@ -448,7 +463,7 @@ def simulated(
       total = functools.reduce(merge, moved, merge(total, seen))
       counts += _of_devices(item, tables, row_bytes, devices, element, within)
       own += _of_tables(item, tables)
-      wanted += _wanted(item, tables, devices)
+      wanted += _wanted(item, tables, devices, near)
       crossing += _crossing(item, tables, element, devices, within)
       room = max(room, _room(item, row_bytes))
       tell(step)
@@ -477,7 +492,7 @@ def simulated(
         tables.tables.items(), *(own / taken), strict=True
       )
     ],
-    wanted / taken,
+    *np.split(wanted / taken, [devices], axis=1),
   )
 
 
@@ -581,21 +596,34 @@ def _tables_of(group: Group, tables: TableSet) -> tuple[list[int], np.ndarray]:
   return [names.index(name) for name in group.tables], np.cumsum(sizes)
 
 
-def _wanted(item: PlannedBatch, tables: TableSet, devices: int) -> np.ndarray:
-  """Returns the unique rows of each table in each slice, [T, W]."""
-  counts = np.zeros((len(tables.tables), devices))
+def _wanted(
+  item: PlannedBatch, tables: TableSet, devices: int, near: int
+) -> np.ndarray:
+  """Returns the unique rows of each table in slices, [T, W + L].
+
+  The last L are in all slices whose devices have one number on their host.
+  """
+  counts = np.zeros((len(tables.tables), devices + near))
   for group, plan in zip(tables.groups, item.plans, strict=True):
     at, ends = _tables_of(group, tables)
     table = np.searchsorted(ends, plan.rows, side='right') - 1
     share = len(plan.inverse) // devices
+    seen = functools.partial(_seen, table, len(group.tables))
+    of_near = np.zeros((near, len(plan.rows) + 1), bool)
     for number in range(devices):
       own = plan.inverse[number * share : (number + 1) * share]
       there = np.zeros(len(plan.rows) + 1, bool)
       there[own.reshape(-1)] = True  # padding, -1, is the last place
-      counts[at, number] += np.bincount(
-        table[there[:-1]], minlength=len(group.tables)
-      )
+      counts[at, number] += seen(there)
+      of_near[number % near] |= there
+    for number, there in enumerate(of_near):
+      counts[at, devices + number] += seen(there)
   return counts
+
+
+def _seen(table: np.ndarray, tables: int, there: np.ndarray) -> np.ndarray:
+  """Returns the number of each table's rows that are there, [T]."""
+  return np.bincount(table[there[:-1]], minlength=tables)
 
 
 def _room(item: PlannedBatch, row_bytes: tuple[int, ...]) -> int:

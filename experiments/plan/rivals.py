@@ -1,7 +1,9 @@
 """Other ways to place tables on devices, with what the busiest device does.
 
 The engine spreads the rows of every table over all devices. These plans keep
-tables together instead, on one device or one host, as other systems do.
+tables together instead, on one device or one host, as other systems do. In DMT
+(arXiv 2403.00877) a host also computes a tower of its tables' features, for
+examples of all hosts, and only what towers return goes to other hosts.
 """
 
 from collections.abc import Sequence
@@ -25,6 +27,9 @@ class Tables(NamedTuple):
   """Those that come from the host, f64[T]."""
   wanted: np.ndarray
   """Unique rows of each table in each slice, f64[T, W]."""
+  wanted_near: np.ndarray
+  """The same in all slices of devices with one number on their host, f64[T, L].
+  """
   groups: Sequence[tuple[Group, Sequence[int]]]
   """Groups of tables, with the numbers of theirs."""
   row_bytes: np.ndarray
@@ -75,6 +80,36 @@ def load_of(tables: Tables, spread: Spread, element: int, within: int) -> Load:
     float(loaded.max()),
     Crossing(*map(float, total)),
   )
+
+
+def towers_of(tables: Tables, element: int, examples: int, ratio: int) -> Load:
+  """Returns the load of a plan with a tower of tables for each host.
+
+  Rows and their gradients stay on a host. Each of its devices computes its
+  tower for examples of one device of every host, and sends to each host the
+  vectors for its own.
+
+  Args:
+    tables: what a step looks up.
+    element: bytes of an element that is exchanged.
+    examples: B, of all devices.
+    ratio: how many times fewer elements towers return than they get.
+  """
+  near = tables.wanted_near.shape[1]
+  hosts = tables.devices // near
+  spread = costliest_first(tables, near)
+  host = np.array([first // near for first, _ in spread])
+  load = load_of(tables, spread, element, near)
+  total = np.zeros(4)
+  for group, numbers in tables.groups:
+    of_host = np.eye(hosts)[host[numbers]].T @ tables.wanted_near[numbers]
+    most = int(of_host.max() / near)
+    total += exchanged(group, element, near, near, most)
+    vectors = examples // tables.devices * len(group.features) * group.dim
+    # Forward and backward, but for those of its own host.
+    total[3] += 2 * vectors // ratio * element * (hosts - 1) / hosts
+  total[2] = 2 * (hosts - 1)
+  return load._replace(crossing=Crossing(*map(float, total)))
 
 
 def everywhere(tables: Tables) -> Spread:

@@ -110,7 +110,8 @@ def test_more_devices_than_there_are():
   assert one | many == json.loads(json.dumps(one | many))
   names = [line['plan'] for line in figures['rivals']]
   assert sorted(names)[-1] == 'rows of each table on all devices'
-  assert len(names) == 4
+  assert sorted(names)[0] == 'a tower on each host, vectors / 2'
+  assert len(names) == 5
 
 
 def test_a_batch_of_each_device():
@@ -245,6 +246,7 @@ def test_no_plan_of_tables_is_faster_than_all_rows_everywhere(
     used,
     used * rng.uniform(0, 1, count),
     np.repeat((used * share)[:, None], devices, 1),
+    np.repeat((used * share)[:, None], 2, 1),
     [(group, [*range(count)])],
     np.full(count, 68.0),
   )
@@ -275,6 +277,22 @@ def test_the_program_as_it_is_called(tmp_path):
   assert 'tables on 8 devices' in done.stdout
   written = json.loads((tmp_path / 'plan.json').read_text())
   assert [line['devices'] for line in written['devices']] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize('ratio', [1, 2, 4])
+def test_towers_send_vectors_alone_between_hosts(ratio):
+  counts = job.simulated(*setting(), 8, 2, within=2)
+  recipe = setting()[2]
+  tables = job._looked_up(counts, recipe)
+  assert tables.wanted_near.shape == (26, 2)
+  # A row that several slices look up is one of their union.
+  assert (tables.wanted_near <= tables.used[:, None]).all()
+  most = tables.wanted.reshape(26, 4, 2).max(1)
+  assert (tables.wanted_near >= most).all()
+  load = rivals.towers_of(tables, 4, 256, ratio)
+  # 32 examples, 26 features, 16 elements, of which 3 of 4 hosts get theirs.
+  assert load.crossing.far_bytes == 2 * 32 * 26 * 16 / ratio * 4 * 3 / 4
+  assert (load.crossing.near, load.crossing.far) == (2, 6)
 
 
 @pytest.mark.slow
