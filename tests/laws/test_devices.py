@@ -84,7 +84,6 @@ def test_devices_change_no_number(devices, placement):
   ('devices', 'replicas', 'placement', 'exchange'),
   [
     (8, 2, 'cached', 'float32'),
-    (4, 4, 'pinned', 'bfloat16'),
     *(
       pytest.param(*sizes, placement, exchange, marks=pytest.mark.slow)
       for sizes in ((8, 2), (8, 4), (8, 8), (4, 2))
