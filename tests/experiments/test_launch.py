@@ -161,7 +161,12 @@ def test_processes_that_are_killed_again_and_again(seed, whole, tmp_path):
       wait_until(lambda last=before: newest(folder) > last, process)
       wait_until(lambda: len(children_of(process)) == 4, process)
       time.sleep(rng.uniform(0, 0.3))
-      os.kill(rng.choice(children_of(process)), signal.SIGKILL)
+      started = children_of(process)
+      os.kill(rng.choice(started), signal.SIGKILL)
+      # Others may still end a checkpoint.
+      wait_until(
+        lambda own=started: not {*own} & {*children_of(process)}, process
+      )
       before = newest(folder)
     out, errors = process.communicate(timeout=LIMIT_S)
   assert process.returncode == 0, errors
