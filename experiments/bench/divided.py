@@ -58,7 +58,7 @@ def turn(one: Contender, steps: int) -> None:
 
 
 class TimedStep(NamedTuple):
-  """What a step takes on one device here, medians over some steps."""
+  """Times of a step on one device here, medians over some steps."""
 
   host: HostMs
   seconds: float
@@ -70,7 +70,8 @@ class TimedStep(NamedTuple):
 def timed_step(config: Any, parts: int, examples: int) -> TimedStep:
   """Takes steps of so many examples, cut into parts, and times them."""
   config = config.copy_and_resolve_references()
-  config.data.batch_size, config.devices, config.parts = examples, 1, parts
+  config.data.batch_size, config.parts = examples, parts
+  config.devices = config.replicas = 1
   data = datasets.dataset(config)
   steps = (_TURNS + 2) * _STEPS
   recipe = build.recipe(config, data, steps)

@@ -270,15 +270,17 @@ def _with_messages(
     for line in of_processes(bar, rounds, steps)
   )
   work, (rows, loaded, stored, crossing) = counted(config, 2, of.devices)
-
   lookups = config.data.batch_size * work.lookups
   host = lookups * of.find + of.plan.seconds(1, lookups)
 
-  def model(call: float) -> float:
+  def with_call(call: float) -> Any:
     links = [of.between.exchange.byte, of.between.gather.byte]
     between = Collectives(*(Link(call, byte) for byte in links))
+    return of._replace(between=between)
+
+  def model(call: float) -> float:
     return step_time(
-      of._replace(between=between),
+      with_call(call),
       work,
       2,
       config.data.batch_size,
@@ -290,9 +292,7 @@ def _with_messages(
     ).total
 
   without = model(0.0)
-  call = max(0.0, two - without) / (model(1.0) - without)
-  links = [of.between.exchange.byte, of.between.gather.byte]
-  return of._replace(between=Collectives(*(Link(call, byte) for byte in links)))
+  return with_call(max(0.0, two - without) / (model(1.0) - without))
 
 
 if __name__ == '__main__':

@@ -59,7 +59,7 @@ class Simulated(NamedTuple):
   far_bytes: np.ndarray
   """The same to devices of other hosts."""
   crossing: times.Crossing
-  """What the busiest device sends, with padding, a mean over the steps."""
+  """Messages and bytes of the busiest device, with padding, means."""
   of_tables: list[dict[str, Any]]
   """Per table, its unique rows and loads in a step, means over the steps."""
   wanted: np.ndarray

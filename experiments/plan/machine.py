@@ -40,7 +40,7 @@ class Machine(NamedTuple):
 
   name: str
   how: str
-  """Where the figures come from."""
+  """Source of the figures."""
   devices: int
   """Devices of a host, a power of two."""
   room: float

@@ -19,12 +19,12 @@ Spread = Sequence[tuple[int, int]]
 
 
 class Tables(NamedTuple):
-  """What a step looks up in T tables, means over steps."""
+  """Rows that a step looks up in T tables, means over steps."""
 
   used: np.ndarray
   """Unique rows of each table, f64[T]."""
   loaded: np.ndarray
-  """Those that come from the host, f64[T]."""
+  """Rows of them that come from the host, f64[T]."""
   wanted: np.ndarray
   """Unique rows of each table in each slice, f64[T, W]."""
   wanted_near: np.ndarray
@@ -42,7 +42,7 @@ class Tables(NamedTuple):
 
 
 class Load(NamedTuple):
-  """What the busiest device does in a step."""
+  """Work of the busiest device in a step."""
 
   rows: np.ndarray
   """Unique rows of each device, f64[W]."""

@@ -31,7 +31,7 @@ _ROW_PASSES = 6  # times that a step reads or writes its rows and their state
 
 
 class Work(NamedTuple):
-  """What a step computes, apart from its rows."""
+  """Work of a step, apart from its rows."""
 
   operations: float
   """Floating-point operations per example, forward and backward."""
@@ -50,7 +50,7 @@ class Measured(NamedTuple):
 
 
 class Crossing(NamedTuple):
-  """What the busiest device sends in a step, with padding."""
+  """Messages and bytes that the busiest device sends, with padding."""
 
   near: float
   """Messages to devices of its host."""
@@ -82,7 +82,7 @@ class StepTime(NamedTuple):
 
   @property
   def binds(self) -> str:
-    """What takes most of the time."""
+    """Name of the part that takes most of the time."""
     return max(self._asdict(), key=lambda name: getattr(self, name))
 
 

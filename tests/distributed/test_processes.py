@@ -112,7 +112,7 @@ def test_processes_of_several_devices_change_no_number(
 def test_replicas_of_processes_change_no_number(
   processes, devices, folder, tmp_path
 ):
-  """Of two processes each has all rows, and of four two share a replica."""
+  """Two processes have all rows each, and two of four share a replica."""
   one = of_one(folder, LONG)
   found = results(processes, devices, tmp_path, LONG, replicas=2)
   assert found == [one] * processes
