@@ -144,7 +144,7 @@ def _balance(name: str, size: int, most: int) -> dict[str, float]:
   """Returns the busiest device's rows over the mean, by number of devices."""
   import numpy as np
 
-  from slipstream_jax.distributed.lanes import owners
+  from slipstream_jax.distributed.lanes import lanes_of
   from slipstream_jax.store.host_table import unique_rows_of
   from slipstream_jax.synthetic.proxies import PROXIES
   from slipstream_jax.tables import Table, TableSet
@@ -156,11 +156,14 @@ def _balance(name: str, size: int, most: int) -> dict[str, float]:
   line, number = dict[str, float](), 2
   while number <= most:
     columns = law(spec, np.arange(number * size)).columns
-    rows = [
-      unique_rows_of(columns.lookups, group).rows for group in tables.groups
-    ]
     counts = sum(
-      np.bincount(owners(own, number), minlength=number) for own in rows
+      np.bincount(
+        lanes_of(group, number).owners(
+          unique_rows_of(columns.lookups, group).rows
+        ),
+        minlength=number,
+      )
+      for group in tables.groups
     )
     line[f'{number}'] = float(np.max(counts) / np.mean(counts))
     number *= 2

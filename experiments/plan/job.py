@@ -18,7 +18,7 @@ from experiments.plan.machine import Link, Machine, machine_of
 from slipstream_jax.data.admission import CheckedSource, ExampleShape
 from slipstream_jax.data.source import bound_to, Dataset
 from slipstream_jax.distributed.exchange import Exchange, EXCHANGES, traffic
-from slipstream_jax.distributed.lanes import over_lanes
+from slipstream_jax.distributed.lanes import Lanes, over_lanes
 from slipstream_jax.engine.counters import Counters, merge
 from slipstream_jax.engine.group_rows import lanes_of
 from slipstream_jax.engine.pipeline import StepProbe
@@ -392,7 +392,7 @@ def _rivals(asked: _Asked, counts: Simulated) -> list[dict[str, Any]]:
   return sorted(lines, key=lambda line: line['step_ms'])
 
 
-def _counted(unique: Unique, lanes: int, slices: int, parts: int) -> Exchange:
+def _counted(unique: Unique, lanes: Lanes, slices: int, *_: Any) -> Exchange:
   """Returns what devices exchange, without places."""
   none = (np.empty(0, np.int32),) * 5
   return Exchange(*none, traffic(unique, lanes, slices))
@@ -426,12 +426,12 @@ def simulated(
     examples: of a step. None: as the config says.
   """
   tables, row_bytes = recipe.tables, compiled_of(recipe).row_bytes
-  over, lanes = None, devices // replicas
+  over = None
   if devices > 1:
     parts = max(PARTS, devices)
     over = Slices(devices, parts, config.exchange, replicas)
   element = choose(EXCHANGES, config.exchange, 'config.exchange')
-  placements = _over(build.placements(config, tables), lanes, over)
+  placements = _over(build.placements(config, tables), tables, over)
   of_groups: Any = [None] * len(tables.groups)
   if hot is not None:
     hot, of_groups = hot_by_group(hot, tables)
@@ -502,11 +502,11 @@ def _source(examples: int, data: Dataset, tables: TableSet) -> CheckedSource:
 
 
 def _over(
-  placements: tuple[Placement, ...], lanes: int, over: Slices | None
+  placements: tuple[Placement, ...], tables: TableSet, over: Slices | None
 ) -> tuple[Placement, ...]:
   if over is None:
     return placements
-  return tuple(over_lanes(one, lanes) for one in placements)
+  return tuple(map(over_lanes, placements, map(over.lanes_of, tables.groups)))
 
 
 def _kept(

@@ -58,7 +58,11 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop, retrieval
-from slipstream_jax.training.divided import check_one_process, divided
+from slipstream_jax.training.divided import (
+  check_one_process,
+  divided,
+  towers_of,
+)
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import (
   check_metrics,
@@ -110,6 +114,7 @@ class Trainer:
     parts: int | None = None,
     exchange: str = 'float32',
     replicas: int = 1,
+    hosts: int = 1,
     prefetch: int = 2,
     workers: int | None = None,
     seed: int = 0,
@@ -147,6 +152,8 @@ class Trainer:
       replicas: devices that have the same rows, such as one of each host. It
         divides the devices. More of them exchange less between hosts, keep more
         rows in all, and change no bit.
+      hosts: groups of devices, each with the tables of one tower of a `DMT`. Of
+        what features have become, only the vectors of towers go between them.
       prefetch: batches prepared ahead. 0 prepares each when it is asked for.
       workers: threads that prepare them. None: one per core, at most 8.
       seed: of parameters, rows and dropout, at least 0.
@@ -178,7 +185,8 @@ class Trainer:
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
-    over = divided(devices, parts, exchange, replicas)
+    towers = towers_of(model, tables, hosts)
+    over = divided(devices, parts, exchange, replicas, towers)
     self._maker = Maker(recipe, placements, hot_bytes, seed, store, over)
     self._made_of = recipe, placements
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')

@@ -6,6 +6,11 @@ come back. Where there are several replicas of all lanes, rows go to the slices
 of their own replica alone, and replicas add the gradients that came back. That
 is 2D parallelism, as in TorchRec.
 
+Where each host has a tower of features (DMT), a device looks up its tower's
+features for the slices of all devices that have its number on their hosts. So
+rows stay within a host: they go from the lanes of a host to the slices of all,
+each by way of the device there that has the slice's number.
+
 All of it follows from the batch's unique rows alone, so every process finds the
 same. Sizes are maxima over all lanes, slices or parts, so that shapes are equal
 on all devices.
@@ -14,16 +19,17 @@ All places are such that a device reads a row, never writes one: a place past
 the last row reads 0. So each sum has a fixed order.
 """
 
-from typing import NamedTuple, no_type_check
+from collections.abc import Sequence
+from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.distributed.lanes import bounds_of
+from slipstream_jax.distributed.lanes import Lanes
 from slipstream_jax.hashing import kernel
 from slipstream_jax.placement import bucket
 from slipstream_jax.tables import Group
-from slipstream_jax.types import RowIds, Unique
+from slipstream_jax.types import Array, RowIds, Unique
 
 EXCHANGES = {'float32': 4, 'bfloat16': 2}
 """Bytes of an element of a gradient that devices exchange, by its dtype. Rows
@@ -42,6 +48,9 @@ class Traffic(NamedTuple):
   """Rows of each lane that each slice looks up."""
   used: Int[np.ndarray, ' M']
   """Rows of each lane that any slice looks up."""
+  hosts: int = 1
+  """H. A slice's rows go to the device of the lane's host that has its number.
+  """
 
   def sent(
     self, group: Group, element: int, within: int | None = None
@@ -56,7 +65,7 @@ class Traffic(NamedTuple):
       within: devices of a host, a power of two. None: all are on one host.
     """
     row, lanes = min(element, np.dtype(group.dtype).itemsize), len(self.counts)
-    pairs = self.counts.reshape(lanes, -1, lanes).swapaxes(0, 1)  # [R, M, M]
+    pairs = self._pairs()
     near = lanes if within is None else min(within, lanes)
     host = np.arange(lanes) // near
     here = host[:, None] == host
@@ -74,22 +83,37 @@ class Traffic(NamedTuple):
     return group.dim * of_hosts[0], group.dim * of_hosts[1]
 
 
+  def _pairs(self) -> Int[np.ndarray, 'R M M']:
+    """Returns the rows of each lane that go to each device of its replica."""
+    lanes, own = len(self.counts), len(self.counts) // self.hosts
+    if self.hosts == 1:
+      return self.counts.reshape(lanes, -1, lanes).swapaxes(0, 1)
+    pairs = np.zeros((1, lanes, lanes), np.int64)
+    of_hosts = self.counts.reshape(self.hosts, own, self.hosts, own).sum(2)
+    for host, rows in enumerate(of_hosts):
+      here = slice(host * own, (host + 1) * own)
+      pairs[0, here, here] = rows
+    return pairs
+
+
 class Exchange(NamedTuple):
   """Places that W devices exchange for a batch of G parts and one group.
 
   A lane has P rows with padding, a pair of devices exchanges Q, and a part
-  looks up S.
+  looks up S. With several hosts, each of H towers has a part of its own for
+  each part of the batch, so that there are H * G in the order of the devices
+  that look them up. A slice receives rows from L = M / H lanes.
   """
 
   wanted: Int[np.ndarray, 'W M Q']
   """For each device and slice of its replica, the places in the lane of the
   rows that the slice looks up. P: padding."""
-  picked: Int[np.ndarray, 'G S']
-  """For each part, the places of its rows among the M * Q that its slice
-  receives. M * Q: padding."""
-  inverse: Int[np.ndarray, 'G b K']
+  picked: Int[np.ndarray, 'HG S']
+  """For each part, the places of its rows among the L * Q that its slice
+  receives. L * Q: padding."""
+  inverse: Int[np.ndarray, 'HG b K']
   """Place of each lookup of the part's examples among its rows, or -1."""
-  returned: Int[np.ndarray, 'G MQ']
+  returned: Int[np.ndarray, 'HG LQ']
   """For each part, the place among its rows of each row that its slice has
   received. S: the part does not look it up."""
   summed: Int[np.ndarray, 'W M P']
@@ -104,68 +128,109 @@ class Exchange(NamedTuple):
     return self.summed.shape[2]
 
   def rows(
-    self, unique: RowIds, lanes: Int[np.ndarray, ' W_and_1']
-  ) -> Int[np.ndarray, 'W MQ']:
-    """Returns the rows that each slice receives, i64. Padding has any.
+    self, unique: RowIds, lanes: Int[np.ndarray, ' W_and_1'], hosts: int = 1
+  ) -> Int[np.ndarray, 'W HLQ']:
+    """Returns the rows that each device receives, i64. Padding has any.
 
     Args:
       unique: the batch's rows, ordered by lane.
       lanes: where each lane begins in them.
+      hosts: H.
     """
-    shape = self.wanted.shape
-    of_replicas = self.wanted.reshape(-1, shape[1], *shape[1:])
-    at = of_replicas + lanes[:-1, None, None]
+    devices, count, most = self.wanted.shape
+    at = self.wanted.reshape(-1, count, count, most) + lanes[:-1, None, None]
     known = np.append(unique, 0)
-    received = known[np.minimum(at, len(unique))].swapaxes(1, 2)
-    return received.reshape(len(self.wanted), -1)
+    received = known[np.minimum(at, len(unique))]
+    # From the device of a host to that of the same host for a slice.
+    shape = -1, hosts, count // hosts, hosts, count // hosts, most
+    return received.reshape(shape).transpose(0, 1, 4, 3, 2, 5).reshape(
+      devices, -1
+    )
 
 
-def exchange(unique: Unique, lanes: int, slices: int, parts: int) -> Exchange:
+def exchange(
+  unique: Unique,
+  lanes: Lanes,
+  slices: int,
+  parts: int,
+  columns: Sequence[Sequence[int]] | None = None,
+) -> Exchange:
   """Returns what devices exchange for unique rows that are ordered by lane.
 
   Args:
     unique: from `in_lanes`.
-    lanes: M, which divides W.
+    lanes: of their group. Their number, M, divides W.
     slices: W, which divides G.
     parts: G, which divides the batch.
+    columns: of the lookups, for each host those of its tables' features.
+      None: there is one host.
   """
-  bounds = bounds_of(unique.rows, lanes)
+  bounds = lanes.bounds(unique.rows)
   size = bucket(int(np.diff(bounds).max()))
   rows = len(unique.rows)
   examples, lookups = unique.inverse.shape
   share = examples // parts  # a step refuses what is beyond
   inverse = unique.inverse[: share * parts].reshape(parts, share, lookups)
+  order = parts_of_devices(slices, lanes.hosts, parts).reshape(-1)
+  if columns is not None:
+    inverse = of_towers(inverse, columns, -1)
+    of_tower = np.repeat(np.arange(lanes.hosts), parts)
+    inverse = inverse[of_tower, order]
   of_part = np.full((parts, rows), -1, np.int32)
   own_inverse = np.empty(inverse.shape, np.int32)
-  used = np.empty(parts, np.int64)
-  _find_parts(inverse, of_part, own_inverse, used)
+  used = np.empty(len(inverse), np.int64)
+  _find_parts(inverse, order, of_part, own_inverse, used)
   some = bucket(int(used.max()))
   # Whether each slice looks up each row.
   by_slice = np.empty((slices, rows), bool)
-  counts = np.empty((lanes, slices), np.int64)
+  counts = np.empty((lanes.count, slices), np.int64)
   _count(of_part, bounds, by_slice, counts)
   most = bucket(int(counts.max()), SMALLEST)
-  wanted = np.full((slices, lanes, most), size, np.int32)
-  summed = np.full((slices, lanes, size), most, np.int32)
-  picked = np.full((parts, some), lanes * most, np.int32)
-  returned = np.full((parts, lanes * most), some, np.int32)
+  own = lanes.count // lanes.hosts
+  wanted = np.full((slices, lanes.count, most), size, np.int32)
+  summed = np.full((slices, lanes.count, size), most, np.int32)
+  picked = np.full((len(inverse), some), own * most, np.int32)
+  returned = np.full((len(inverse), own * most), some, np.int32)
+  # Where the parts of each host's tower are in the order of the devices.
+  at = np.empty((lanes.hosts, parts), np.int64)
+  at[np.repeat(np.arange(lanes.hosts), parts), order] = np.arange(len(order))
   _find_places(
-    by_slice, of_part, bounds, wanted, summed, picked, returned, most
+    by_slice, of_part, bounds, at, wanted, summed, picked, returned, most
   )
-  traffic = Traffic(counts, np.diff(bounds))
+  traffic = Traffic(counts, np.diff(bounds), lanes.hosts)
   return Exchange(wanted, picked, own_inverse, returned, summed, traffic)
 
 
-def traffic(unique: Unique, lanes: int, slices: int) -> Traffic:
+def parts_of_devices(
+  slices: int, hosts: int, parts: int
+) -> Int[np.ndarray, 'W n']:
+  """Returns the parts whose rows each device looks up: H * G / W of them."""
+  of_slices = np.arange(parts).reshape(hosts, slices // hosts, -1)
+  of_host = of_slices.swapaxes(0, 1).reshape(slices // hosts, -1)
+  return np.tile(of_host, (hosts, 1))
+
+
+def of_towers(
+  values: Array, columns: Sequence[Sequence[int]], padding: Any
+) -> Array:
+  """Returns each tower's columns of an array [..., K], padded, [H, ..., k]."""
+  most = max(1, *map(len, columns))
+  of_all = np.full((len(columns), *values.shape[:-1], most), padding, values.dtype)
+  for tower, own in enumerate(columns):
+    of_all[tower, ..., : len(own)] = values[..., [*own]]
+  return of_all
+
+
+def traffic(unique: Unique, lanes: Lanes, slices: int) -> Traffic:
   """Returns what devices exchange, as `exchange` does, without places.
 
   It takes so little time and memory that thousands of devices can be counted.
   """
-  bounds = bounds_of(unique.rows, lanes)
-  counts = np.zeros((lanes, slices), np.int64)
+  bounds = lanes.bounds(unique.rows)
+  counts = np.zeros((lanes.count, slices), np.int64)
   share = len(unique.inverse) // slices
   _count_lookups(unique.inverse[: share * slices], bounds, counts)
-  return Traffic(counts, np.diff(bounds))
+  return Traffic(counts, np.diff(bounds), lanes.hosts)
 
 
 @kernel
@@ -191,11 +256,18 @@ def _count_lookups(
 @kernel
 @no_type_check
 def _find_parts(
-  inverse: np.ndarray, of_part: np.ndarray, out: np.ndarray, used: np.ndarray
+  inverse: np.ndarray,
+  order: np.ndarray,
+  of_part: np.ndarray,
+  out: np.ndarray,
+  used: np.ndarray,
 ) -> None:
-  """Numbers the rows of each part in the order of their first use there."""
+  """Numbers the rows of each part in the order of their first use there.
+
+  A row is looked up by one tower alone.
+  """
   for part in range(len(inverse)):
-    count, own = 0, of_part[part]
+    count, own = 0, of_part[order[part]]
     for example in range(inverse.shape[1]):
       for column in range(inverse.shape[2]):
         row = inverse[part, example, column]
@@ -234,6 +306,7 @@ def _find_places(
   by_slice: np.ndarray,
   of_part: np.ndarray,
   bounds: np.ndarray,
+  at: np.ndarray,
   wanted: np.ndarray,
   summed: np.ndarray,
   picked: np.ndarray,
@@ -241,7 +314,7 @@ def _find_places(
   most: int,
 ) -> None:
   slices, lanes = wanted.shape[:2]
-  of_slice = len(of_part) // slices
+  of_slice, of_host = len(of_part) // slices, lanes // len(at)
   for number in range(slices):
     for lane in range(lanes):
       # The device of the slice's replica that has the lane, and the slice's
@@ -253,10 +326,11 @@ def _find_places(
           continue
         wanted[device, own_slice, count] = row - bounds[lane]
         summed[device, own_slice, row - bounds[lane]] = count
-        place = lane * most + count
+        place = lane % of_host * most + count
         for part in range(number * of_slice, (number + 1) * of_slice):
           own = of_part[part, row]
           if own >= 0:
-            picked[part, own] = place
-            returned[part, place] = own
+            there = at[lane // of_host, part]
+            picked[there, own] = place
+            returned[there, place] = own
         count += 1

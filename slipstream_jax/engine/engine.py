@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Float, Shaped
 import numpy as np
 
-from slipstream_jax.distributed.lanes import over_lanes
+from slipstream_jax.distributed.lanes import Lanes, over_lanes
 from slipstream_jax.engine import counters
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
@@ -71,11 +71,13 @@ class Engine:
     hot: HotRows | None = None,
     storage: Storage = MEMORY,
     devices: Devices | None = None,
+    lanes: Sequence[Lanes] = (),
   ) -> None:
     """Sets all rows to their first values.
 
     There is one placement per group. The hot rows come in any order. Several
-    devices share the rows, and the budget of a placement is that of each.
+    devices share the rows of each group by its lanes, and the budget of a
+    placement is that of each.
 
     Raises:
       UserError: a placement needs hot rows.
@@ -88,9 +90,9 @@ class Engine:
       hot, of_groups = hot_by_group(hot, tables)
     self.hot = hot
     first = [untrained.first(number) for number in range(len(tables.groups))]
-    self.devices = devices
+    self.devices, self.lanes = devices, lanes
     of_all = zip(
-      map(self._over_devices, placements),
+      self._over_devices(placements),
       self._stores(storage, first),
       first,
       of_groups,
@@ -99,10 +101,13 @@ class Engine:
     # A reference cycle would delay freeing the tables.
     count = functools.partial(Engine.count, weakref.proxy(self))
     self._none = (NO_ROWS,) * len(tables.groups)
-    make: Callable[..., GroupRows] = GroupRows
-    if devices is not None:
-      make = functools.partial(LaneRows, devices)
-    self.groups = tuple(make(*values, count) for values in of_all)
+    if devices is None:
+      self.groups = tuple(GroupRows(*values, count) for values in of_all)
+    else:
+      self.groups = tuple(
+        LaneRows(devices, own, *values, count)
+        for own, values in zip(lanes, of_all, strict=True)
+      )
 
   def _stores(
     self, storage: Storage, first: Sequence[FirstRows]
@@ -111,12 +116,14 @@ class Engine:
     devices = self.devices
     if devices is None or devices.has_all:
       return storage.open(first)
-    return open_own(storage, first, devices.lanes, devices.own)
+    return open_own(storage, first, self.lanes, devices.own)
 
-  def _over_devices(self, placement: Placement) -> Placement:
+  def _over_devices(
+    self, placements: Sequence[Placement]
+  ) -> Sequence[Placement]:
     if self.devices is None:
-      return placement
-    return over_lanes(placement, self.devices.lanes)
+      return placements
+    return [*map(over_lanes, placements, self.lanes)]
 
   def choose_hot(self, hot: HotRows, placements: Sequence[Placement]) -> None:
     """Chooses hot rows, in any order, where there are none yet.
@@ -127,9 +134,9 @@ class Engine:
     assert self.hot is None
     self.hot, of_groups = hot_by_group(hot, self.tables)
     for group, own, placement in zip(
-      self.groups, of_groups, placements, strict=True
+      self.groups, of_groups, self._over_devices(placements), strict=True
     ):
-      group.choose_hot(own, self._over_devices(placement))
+      group.choose_hot(own, placement)
 
   def rows_of(self, table: str) -> Array:
     """Returns a copy of a table's current rows, [R, D] of its dtype."""

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.distributed.lanes import owners, places_by_lane
+from slipstream_jax.distributed.lanes import Lanes
 from slipstream_jax.engine import apply, mesh
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
@@ -146,6 +146,7 @@ class LaneRows(GroupRows):
   def __init__(
     self,
     devices: Devices,
+    lanes: Lanes,
     placement: Placement,
     host: RowStore,
     first: FirstRows,
@@ -153,7 +154,7 @@ class LaneRows(GroupRows):
     count: Callable[[Counters], None],
   ) -> None:
     """Sets all rows to their first values. See `GroupRows`."""
-    self.devices, self._on_host = devices, False
+    self.devices, self.lanes, self._on_host = devices, lanes, False
     super().__init__(placement, host, first, hot, count)
 
   def _on_device(
@@ -173,7 +174,7 @@ class LaneRows(GroupRows):
     return block
 
   def _hot_slots(self) -> RowIds:
-    places = places_by_lane(self._hot_rows, self.devices.lanes).reshape(-1)
+    places = self.lanes.places_by_lane(self._hot_rows).reshape(-1)
     return np.where(places < 0, -1, self._hot_rows[places])
 
   def _zeros(self, size: int) -> RowBlock:
@@ -293,12 +294,12 @@ class LaneRows(GroupRows):
     """Returns those marks of rows that this process has."""
     if self.devices.alone:
       return bits
-    return own_bits(bits, self.devices.lanes, self.devices.first)
+    return own_bits(bits, self.lanes, self.devices.first)
 
   def _of_all(self, rows: RowIds) -> RowBlock:
     """Returns rows of all hosts in their order, padded, on each device."""
     lanes = self.devices.lanes
-    owner = owners(rows, lanes)
+    owner = self.lanes.owners(rows)
     order = np.argsort(owner, kind='stable')
     bounds = np.searchsorted(owner[order], np.arange(lanes + 1))
     room = _most(bounds)

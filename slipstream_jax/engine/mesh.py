@@ -30,9 +30,11 @@ from slipstream_jax.placement import bucket
 from slipstream_jax.store.records import aligned
 from slipstream_jax.types import RowBlock
 
-LANES, REPLICAS = 'lanes', 'replicas'
-"""Names of the mesh's axes. Device r * M + m has lane m of replica r."""
-ALL = REPLICAS, LANES
+REPLICAS, HOSTS, OF_HOST = 'replicas', 'hosts', 'of_host'
+"""Names of the mesh's axes. Device r * M + m has lane m of replica r. A lane is
+one of those of a host, where hosts have towers of their own."""
+LANES = HOSTS, OF_HOST
+ALL = REPLICAS, HOSTS, OF_HOST
 SPLIT, EACH, WHOLE = Spec(LANES), Spec(ALL), Spec()
 """How an array is on the devices: split by its first axis into a part for each
 lane, or for each device, or whole on each."""
@@ -101,6 +103,11 @@ class Devices(NamedTuple):
   @property
   def lanes(self) -> int:
     """M, the number of lanes. W is R * M."""
+    return self.size // self.replicas
+
+  @property
+  def hosts(self) -> int:
+    """H, the number of hosts with towers of their own, or 1."""
     return int(self.mesh.devices.shape[1])
 
   @property
@@ -240,6 +247,11 @@ class Devices(NamedTuple):
     ]
     return jax.tree.unflatten(form, all_there)
 
+  def is_split(self, leaf: jax.Array) -> bool:
+    """Whether an array is split into a part for each lane."""
+    split = NamedSharding(self.mesh, SPLIT)
+    return leaf.sharding.is_equivalent_to(split, leaf.ndim)
+
   def joined(self, blocks: Sequence[Any]) -> Any:
     """Puts a tree of numpy arrays for each own lane, as one tree of arrays."""
     leaves, forms = zip(*map(jax.tree.flatten, blocks), strict=True)
@@ -301,7 +313,7 @@ def _numbers(mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
   mine = jax.process_index()
   of_process = enumerate(device.process_index for device in mesh.devices.flat)
   devices = tuple(i for i, process in of_process if process == mine)
-  lanes = {i % mesh.devices.shape[1] for i in devices}
+  lanes = {i % (mesh.size // len(mesh.devices)) for i in devices}
   return tuple(sorted(lanes)), devices
 
 
@@ -311,9 +323,9 @@ def _joined(parts: dict[int, Any], sharding: NamedSharding) -> jax.Array:
   shape, size = one.shape, 1
   if split:
     size = max(1, shape[0])
-    names = sharding.spec[0]
-    of_axes = sharding.mesh.shape
-    count = of_axes[LANES] if names == LANES else sharding.mesh.size
+    mesh = sharding.mesh
+    replicas = mesh.shape[REPLICAS] if sharding.spec == SPLIT else 1
+    count = mesh.size // replicas
     shape = count * shape[0], *shape[1:]
   if isinstance(one, jax.Array):
     devices = [sharding.mesh.devices.flat[number] for number in parts]
@@ -412,12 +424,13 @@ def _cached(function: Callable[..., Any], devices: Devices, *how: Any) -> Any:
   return devices.compiled(function, *how)
 
 
-def devices_of(count: int, replicas: int = 1) -> Devices:
+def devices_of(count: int, replicas: int = 1, hosts: int = 1) -> Devices:
   """Returns the first devices. Several processes take all that they have.
 
   Args:
     count: W.
     replicas: R, which divides W.
+    hosts: H, which divides W / R.
 
   Raises:
     UserError: there are fewer, or several processes have more.
@@ -439,7 +452,8 @@ def devices_of(count: int, replicas: int = 1) -> Devices:
       hint='ask for fewer; on a CPU the variable XLA_FLAGS='
       f'--xla_force_host_platform_device_count={count} makes as many',
     )
-  return Devices(Mesh(np.array(there[:count]).reshape(replicas, -1), ALL))
+  of_all = np.array(there[:count]).reshape(replicas, hosts, -1)
+  return Devices(Mesh(of_all, ALL))
 
 
 def on_first(tree: Any) -> Any:

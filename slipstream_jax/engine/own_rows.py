@@ -1,7 +1,7 @@
 """Rows on the hosts of several processes, each of which has its own lanes.
 
-With W lanes of L rows each, row r of a process's k-th lane is at place
-k * L + r // W of its store. So a process has memory, or a file, for its own
+With L numbers on a lane, the row with number n on a process's k-th lane is at
+place k * L + n of its store. So a process has memory, or a file, for its own
 rows alone.
 """
 
@@ -11,7 +11,7 @@ from typing import no_type_check
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.distributed.lanes import lane_rows, owners, rows_of
+from slipstream_jax.distributed.lanes import Lanes
 from slipstream_jax.hashing import kernel
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store.base import (
@@ -32,30 +32,29 @@ from slipstream_jax.types import RowBlock, RowIds
 class _Places:
   """The places of a process's rows in its store."""
 
-  def __init__(self, num_rows: int, lanes: int, own: Sequence[int]) -> None:
-    """Takes N rows of a group, W, and the process's lanes."""
-    self.num_rows, self.lanes, self.own = num_rows, lanes, own
-    self.lane_rows = lane_rows(num_rows, lanes)
-    self._first = np.full(lanes, -1)
-    self._first[[*own]] = np.arange(len(own)) * self.lane_rows
+  def __init__(self, lanes: Lanes, own: Sequence[int]) -> None:
+    """Takes the lanes of a group, and the numbers of the process's."""
+    self.lanes, self.own = lanes, own
+    self._first = np.full(lanes.count, -1)
+    self._first[[*own]] = np.arange(len(own)) * lanes.size
 
   def of(self, rows: RowIds) -> Int[np.ndarray, ' U']:
     """Returns the place of each row, -1 for those of other processes."""
-    first = self._first[owners(rows, self.lanes)]
-    return np.where(first < 0, -1, first + rows // self.lanes)
+    first = self._first[self.lanes.owners(rows)]
+    return np.where(first < 0, -1, first + self.lanes.numbers(rows))
 
   def rows_at(self, places: Int[np.ndarray, ' U']) -> RowIds:
     """Returns the row at each place. Past the last row it is that one."""
-    number, place = np.divmod(places, self.lane_rows)
+    number, place = np.divmod(places, self.lanes.size)
     rows = np.empty(len(places), np.int64)
     for k, lane in enumerate(self.own):
       at = np.flatnonzero(number == k)
-      rows[at] = rows_of(lane, place[at], self.lanes)
-    return np.minimum(rows, self.num_rows - 1)
+      rows[at] = self.lanes.rows_of(lane, place[at])
+    return np.minimum(rows, self.lanes.num_rows - 1)
 
   def first(self, first: FirstRows) -> FirstRows:
     """Returns the first values of the process's rows, by place."""
-    size = len(self.own) * self.lane_rows
+    size = len(self.own) * self.lanes.size
     none = first.rows(NO_ROWS)
 
     def rows(places: RowIds) -> RowBlock:
@@ -89,7 +88,7 @@ class OwnRows:
   def __init__(self, store: RowStore, places: _Places) -> None:
     """Takes over the store of the rows by place."""
     self._store, self._places = store, places
-    self.num_rows, self.row_bytes = places.num_rows, store.row_bytes
+    self.num_rows, self.row_bytes = places.lanes.num_rows, store.row_bytes
     self.before_write: BeforeWrite = ignore_writes
 
   @property
@@ -146,26 +145,29 @@ class OwnRows:
 
 
 def open_own(
-  storage: Storage, groups: Sequence[FirstRows], lanes: int, own: Sequence[int]
+  storage: Storage,
+  groups: Sequence[FirstRows],
+  lanes: Sequence[Lanes],
+  own: Sequence[int],
 ) -> tuple[OwnRows, ...]:
-  """Returns an empty store per group, of the rows of some of W lanes."""
-  places = [_Places(first.num_rows, lanes, own) for first in groups]
+  """Returns an empty store per group, of the rows of some of its lanes."""
+  places = [_Places(one, own) for one in lanes]
   pairs = zip(places, groups, strict=True)
   stores = storage.open([place.first(first) for place, first in pairs])
   return tuple(map(OwnRows, stores, places))
 
 
 def own_bits(
-  bits: Int[np.ndarray, ' n'], lanes: int, own: Sequence[int]
+  bits: Int[np.ndarray, ' n'], lanes: Lanes, own: Sequence[int]
 ) -> Int[np.ndarray, ' n']:
   """Returns marks of rows, as in `DirtyRows.bits`, without those of others."""
   result = bits.copy()
-  is_own = np.zeros(lanes, bool)
+  is_own = np.zeros(lanes.count, bool)
   is_own[[*own]] = True
   for start in range(0, len(bits), _PART):
     part = result[start : start + _PART]
     rows = np.flatnonzero(np.unpackbits(part, bitorder='little'))
-    _clear(part, rows[~is_own[owners(8 * start + rows, lanes)]])
+    _clear(part, rows[~is_own[lanes.owners(8 * start + rows)]])
   return result
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from slipstream_jax.data.prefetch import OrderedResults, Turns
 from slipstream_jax.distributed.exchange import Exchange
 from slipstream_jax.distributed.exchange import exchange as places_of
-from slipstream_jax.distributed.lanes import in_lanes
+from slipstream_jax.distributed.lanes import in_lanes, Lanes, lanes_of
 from slipstream_jax.engine.clock import HostMs
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
@@ -25,7 +25,7 @@ from slipstream_jax.store.host_table import (
   Vectors,
   vectors_of_rows,
 )
-from slipstream_jax.tables import TableSet
+from slipstream_jax.tables import Group, TableSet
 from slipstream_jax.types import Batch, HotRows, ReassignedRows, Unique
 
 SETTLE = 4
@@ -202,6 +202,10 @@ class Start(NamedTuple):
   """The frozen rows, step after step, where chains judge rows themselves."""
 
 
+HostsFeatures = tuple[tuple[str, ...], ...]
+"""For each host, the features whose tables it has. Empty: there is one."""
+
+
 class Slices(NamedTuple):
   """How the examples of a step are divided."""
 
@@ -213,11 +217,38 @@ class Slices(NamedTuple):
   """In what they exchange rows and gradients, a member of `EXCHANGES`."""
   replicas: int = 1
   """R, a divisor of W: the devices that have the same lane."""
+  towers: HostsFeatures = ()
+  """The features of the tower that each of several hosts has."""
+
+  @property
+  def hosts(self) -> int:
+    """H, a divisor of W."""
+    return max(1, len(self.towers))
 
   @property
   def lanes(self) -> int:
     """M, the number of lanes. W is R * M."""
     return self.devices // self.replicas
+
+  def lanes_of(self, group: Group) -> Lanes:
+    """Returns which lane has each row of a group."""
+    return lanes_of(group, self.lanes, self.towers)
+
+  def columns_of(self, group: Group) -> tuple[tuple[int, ...], ...] | None:
+    """Returns for each tower the columns of its features among the group's.
+
+    None: hosts do not matter.
+    """
+    spans = dict(zip(group.features, group.spans, strict=True))
+    return tuple(
+      tuple(
+        column
+        for name, span in spans.items()
+        if name in own
+        for column in range(*span)
+      )
+      for own in self.towers
+    ) or None
 
 
 class UniqueBatch(NamedTuple):
@@ -269,8 +300,8 @@ class Planner(NamedTuple):
   """Called with each batch's plans, whose rows will be loaded soon."""
   over: Slices | None = None
   """How a step is divided. None: it is not."""
-  exchange: Callable[[Unique, int, int, int], Exchange] = places_of
-  """Returns what devices exchange, given lanes, devices and parts."""
+  exchange: Callable[..., Exchange] = places_of
+  """Returns what devices exchange, called as `exchange`."""
 
   def find_all(self, workers: int) -> OrderedResults[Any, UniqueBatch]:
     """Returns all batches with their unique rows, found by some threads."""
@@ -405,11 +436,14 @@ class Planner(NamedTuple):
       )
       exchanges: tuple[Exchange, ...] = ()
       if self.over is not None:
-        over = self.over
-        uniques = tuple(in_lanes(one, over.lanes) for one in uniques)
+        over, groups = self.over, self.tables.groups
+        lanes = tuple(map(over.lanes_of, groups))
+        uniques = tuple(map(in_lanes, uniques, lanes))
         exchanges = tuple(
-          self.exchange(one, over.lanes, over.devices, over.parts)
-          for one in uniques
+          self.exchange(one, own, over.devices, over.parts, columns)
+          for one, own, columns in zip(
+            uniques, lanes, map(over.columns_of, groups), strict=True
+          )
         )
       of_rows = tuple(
         row_weights(one.inverse, weights, bucket(len(one.rows)))

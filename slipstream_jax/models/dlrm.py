@@ -83,17 +83,25 @@ class TokenModel(nn.Module):
     dense = side_by_side(dense)
     x = MLP(self.bottom, dtype=self.dtype, name='bottom')(dense)
     tokens = jnp.concatenate([x[:, None], vectors], axis=1)
-    features = self.interact(x, tokens)
-    if weights is None:
-      weights = jnp.ones(len(features), jnp.float32)
-    features = NORMALIZATIONS[self.normalization](features, weights, train)
-    sizes = widths_to_logit(self.top, f'{name}.top')
-    top = MLP(sizes, False, dtype=self.dtype, name='top')
-    logits = top(features)[:, 0]
+    logits = self.head(self.interact(x, tokens), weights, train)
     if self.first_order:
       logits = logits + rows[..., -1].sum(axis=1)
     beside = self.beside(dense, tokens)
     return logits if beside is None else logits + beside
+
+  def head(
+    self,
+    features: Features,
+    weights: Float[jax.Array, ' B'] | None,
+    train: bool,
+  ) -> Float[jax.Array, ' B']:
+    """Computes logits f32[B] from what `interact` returns."""
+    if weights is None:
+      weights = jnp.ones(len(features), jnp.float32)
+    features = NORMALIZATIONS[self.normalization](features, weights, train)
+    sizes = widths_to_logit(self.top, f'{type(self).__name__}.top')
+    top = MLP(sizes, False, dtype=self.dtype, name='top')
+    return top(features)[:, 0]
 
   def interact(self, x: Float[jax.Array, 'B D'], tokens: Tokens) -> Features:
     """Computes the features that the head sees.

@@ -1,12 +1,12 @@
 """DMT (arXiv 2403.00877): features meet in towers first, and then all of them.
 
-Each host would own the tables of one tower. A tower turns its features into
-fewer numbers, and only these cross to other hosts. Here the model is trained
-like any other, with all towers on each device: what it learns is DMT's, and
-what it moves is not.
+A tower turns its features into fewer numbers. If each host has the tables of
+one tower (`training.tower_parts`), only these cross to other hosts. On one
+host, the model is trained like any other.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 from typing import Any
 
 from flax import linen as nn
@@ -17,8 +17,11 @@ import numpy as np
 
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.embedding import stacked
 from slipstream_jax.models.interactions import Cross, Tokens
+from slipstream_jax.models.layers import MLP, side_by_side
 from slipstream_jax.models.normalization import Features
+from slipstream_jax.types import DenseFeatures, Embeddings
 
 
 def _identity(tokens: Tokens, width: int) -> Tokens:
@@ -69,6 +72,11 @@ class _Tower(nn.Module):
     return TOWERS[self.form](tokens, self.width)
 
 
+def tower_name(number: int) -> str:
+  """Returns the name of a tower's parameters among those of a `DMT`."""
+  return f'tower_{number}'
+
+
 class DMT(DLRM):
   """Dot products of all pairs of vectors that towers return.
 
@@ -98,18 +106,30 @@ class DMT(DLRM):
     """
     features, dim = tokens.shape[1] - 1, tokens.shape[2]
     width = dim if self.width is None else self.width
-    self._check_towers(features, width == dim)
+    self.check_towers(features, width == dim)
     vectors = [
-      _Tower(self.form, width, name=f'tower_{number}')(
+      _Tower(self.form, width, name=tower_name(number))(
         tokens[:, 1 + np.asarray(own)]
       )
       for number, own in enumerate(self.towers)
     ]
-    if width != dim:
+    return self.meet(x, vectors)
+
+  def meet(
+    self, x: Float[jax.Array, 'B D'], vectors: Sequence[Tokens]
+  ) -> Features:
+    """Returns what `interact` does, from the vectors of each tower."""
+    width = vectors[0].shape[2]
+    if width != x.shape[1]:
       x = nn.Dense(width, name='dense_token')(x)
     return super().interact(x, jnp.concatenate([x[:, None], *vectors], axis=1))
 
-  def _check_towers(self, features: int, whole: bool) -> None:
+  def check_towers(self, features: int, whole: bool = True) -> None:
+    """Checks the attributes for a number of features.
+
+    Raises:
+      UserError: as `interact`, where `whole` says whether the width is D.
+    """
     choose(TOWERS, self.form, 'DMT, form')
     if self.width is not None:
       check_whole(self.width, 1, 'DMT, width', 'use half of the dim')
@@ -128,3 +148,49 @@ class DMT(DLRM):
         where='DMT, width',
         hint='leave it out, or take another form',
       )
+
+
+def vectors_of(
+  model: DMT, number: int, params: Any, tokens: Tokens
+) -> Tokens:
+  """Returns the vectors of one tower of a model, f32[B, M, E].
+
+  Args:
+    model: whose tower it is.
+    number: of the tower.
+    params: of the whole model, or of its towers.
+    tokens: the embeddings of the tower's features, in its order, [B, M, D].
+  """
+  width = tokens.shape[2] if model.width is None else model.width
+  tower, own = _Tower(model.form, width), params.get(tower_name(number), {})
+  vectors: Tokens = tower.apply({'params': own}, tokens)
+  return vectors
+
+
+def after_towers(model: DMT) -> 'AfterTowers':
+  """Returns the part of a model that takes vectors in place of embeddings."""
+  fields = {one.name for one in dataclasses.fields(model)} - {'parent', 'name'}
+  return AfterTowers(**{name: getattr(model, name) for name in fields})
+
+
+class AfterTowers(DMT):
+  """What a `DMT` computes from the vectors of its towers.
+
+  It has the parameters of a `DMT` with the same attributes.
+  """
+
+  @nn.compact
+  def __call__(
+    self,
+    dense: DenseFeatures,
+    embeddings: Embeddings,
+    *,
+    train: bool = False,
+    weights: Float[jax.Array, ' B'] | None = None,
+  ) -> Float[jax.Array, ' B']:
+    """Computes logits f32[B] from vectors f32[B, E] by feature name."""
+    vectors = stacked(embeddings, type(self).__name__)
+    bottom = MLP(self.bottom, dtype=self.dtype, name='bottom')
+    of_towers = [vectors[:, np.asarray(own)] for own in self.towers]
+    features = self.meet(bottom(side_by_side(dense)), of_towers)
+    return self.head(features, weights, train)

@@ -118,7 +118,8 @@ def _pooled(
   # The mean of one embedding that weighs 1 is that embedding.
   if {*combiners} != {'sum'} and (weighted or length > 1):
     divisor = _divisors(shares, combiners)[..., None]
-    sums = jnp.where(divisor == 0, 0, sums / _or_one(divisor))
+    # Not a division, which XLA replaces by this in some programs alone.
+    sums = jnp.where(divisor == 0, 0, sums * (1 / _or_one(divisor)))
   return [x.reshape(examples, dim) for x in cut(sums, (1,) * count)]
 
 

@@ -34,6 +34,7 @@ from slipstream_jax.training.step import (
   make_host_update,
   step,
 )
+from slipstream_jax.training.tower_parts import TowersStep
 from slipstream_jax.transforms.row_state import (
   RowStateLayout,
   split,
@@ -89,7 +90,13 @@ class CompiledFunctions:
         functools.partial(forward, recipe._replace(model=side_of(model, side)))
       )
     )
-    self.over = functools.cache(functools.partial(PartsStep, *parts))
+    self.over = functools.cache(
+      lambda devices, over: (
+        TowersStep(model, *parts, devices, over)
+        if over.towers
+        else PartsStep(*parts, devices, over)
+      )
+    )
     self.host_update = functools.cache(
       functools.partial(make_host_update, *parts)
     )

@@ -16,10 +16,11 @@ import optax
 from slipstream_jax.distributed.exchange import EXCHANGES
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.mesh import devices_of
-from slipstream_jax.engine.planner import Slices
+from slipstream_jax.engine.planner import HostsFeatures, Slices
 from slipstream_jax.errors import check_whole, choose, UserError
+from slipstream_jax.models.dmt import DMT
 from slipstream_jax.models.towers import is_over_batch
-from slipstream_jax.tables import Group
+from slipstream_jax.tables import Group, TableSet
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.transforms.row_state import RowStateLayout, split
 
@@ -27,7 +28,11 @@ _ROWS = 4  # that show whether a chain treats each alone
 
 
 def divided(
-  devices: Any, parts: Any, exchange: Any = 'float32', replicas: Any = 1
+  devices: Any,
+  parts: Any,
+  exchange: Any = 'float32',
+  replicas: Any = 1,
+  towers: HostsFeatures = (),
 ) -> Slices | None:
   """Returns how a step is divided. None: one device computes it as a whole.
 
@@ -37,11 +42,12 @@ def divided(
       f32, else 8 or W.
     exchange: a member of `EXCHANGES`.
     replicas: R, devices that have the same rows.
+    towers: from `towers_of`.
 
   Raises:
     UserError: one is no power of two, or there are fewer devices, or parts
-      than devices, devices than replicas, or one part of which nothing is
-      exchanged.
+      than devices, devices than replicas or hosts, or one part of which nothing
+      is exchanged, or several hosts with towers have replicas.
   """
   check_whole(devices, 1, 'Trainer, devices', 'use 1, or a power of two')
   element = choose(EXCHANGES, exchange, 'Trainer, exchange')
@@ -49,6 +55,7 @@ def divided(
   if parts is None:
     parts = 1 if devices == 1 and whole else max(8, devices)
   of_all = {'devices': devices, 'parts': parts, 'replicas': replicas}
+  of_all['hosts'] = hosts = max(1, len(towers))
   for name, value in of_all.items():
     where = f'Trainer, {name}'
     check_whole(value, 1, where, 'such as 8')
@@ -74,6 +81,14 @@ def divided(
       where='Trainer, replicas',
       hint='take fewer replicas, such as one for each host',
     )
+  if hosts > devices // replicas or (hosts > 1 and replicas > 1):
+    raise UserError(
+      f'the hosts with a tower each must divide the {devices} devices, which'
+      ' have no replicas of rows',
+      got=f'{hosts} hosts and {replicas} replicas',
+      where='Trainer, hosts',
+      hint='take fewer towers, or leave replicas out',
+    )
   if parts == 1 and jax.process_count() == 1:
     if whole:
       return None
@@ -84,7 +99,51 @@ def divided(
       hint='take 8 parts, or leave exchange out',
     )
   devices_of(devices)
-  return Slices(devices, parts, exchange, replicas)
+  return Slices(devices, parts, exchange, replicas, towers)
+
+
+def towers_of(model: Any, tables: TableSet, hosts: Any) -> HostsFeatures:
+  """Returns the features of each host's tower. Empty: hosts do not matter.
+
+  Raises:
+    UserError: there are several hosts, and the model is no `DMT` of as many
+      towers whose tables differ, or one with weights of first order or padding.
+  """
+  check_whole(hosts, 1, 'Trainer, hosts', 'use 1, or the number of towers')
+  if hosts == 1:
+    return ()
+  got = f'a {type(model).__name__}'
+  if isinstance(model, DMT):
+    got = f'{len(model.towers)} towers'
+    if model.first_order or model.padded:
+      got = 'towers with first_order, or padded'
+    elif len(model.towers) == hosts:
+      model.check_towers(len(tables.features))
+      names = [*tables.features]
+      towers = tuple(tuple(names[i] for i in own) for own in model.towers)
+      _check_tables(tables, towers)
+      return towers
+  raise UserError(
+    f'{hosts} hosts need a DMT of {hosts} towers, one for each',
+    got=got,
+    where='Trainer, hosts',
+    hint='leave hosts out, or give DMT as many towers',
+  )
+
+
+def _check_tables(tables: TableSet, towers: HostsFeatures) -> None:
+  owner: dict[str, int] = {}
+  for number, own in enumerate(towers):
+    for name in own:
+      table = tables.features[name].table
+      if owner.setdefault(table, number) != number:
+        raise UserError(
+          'a table must be looked up by features of one tower alone, as one'
+          ' host has it',
+          got=f'table {table!r} in towers {owner[table]} and {number}',
+          where='Trainer, hosts',
+          hint='put its features in one tower, or leave hosts out',
+        )
 
 
 def check_examples(parts: int, examples: int) -> None:

@@ -35,7 +35,9 @@ from slipstream_jax.engine.mesh import (
   ALL,
   Devices,
   EACH,
+  HOSTS,
   LANES,
+  OF_HOST,
   on_first,
   Packed,
   REPLICAS,
@@ -104,6 +106,8 @@ class Inputs(NamedTuple):
   """Per group where draws need them, the numbers of the lane's rows."""
   received: tuple[Array | None, ...]
   """Numbers of the rows that the slice receives. None: it gets them in f32."""
+  tower: Any = None
+  """Of towers with hosts of their own, what `TowerParts` needs."""
 
 
 class PartsStep:
@@ -133,7 +137,7 @@ class PartsStep:
       EACH,
     )
     self._add = run(
-      functools.partial(_add, self.narrow),
+      functools.partial(add, self.narrow),
       (EACH, EACH, EACH, EACH, WHOLE, EACH, EACH),
       (WHOLE, SPLIT),
     )
@@ -143,7 +147,7 @@ class PartsStep:
       (WHOLE, SPLIT, WHOLE, SPLIT),
       donate=(0, 1),
     )
-    self._room = run(functools.partial(_with_room, parts), (EACH,), EACH)
+    self._room = run(functools.partial(with_room, parts), (EACH,), EACH)
     self._score = functools.cache(
       lambda program: run(
         functools.partial(_score, program, parts),
@@ -195,9 +199,10 @@ class PartsStep:
     Returns:
       `Inputs`.
     """
-    return self.devices.packed(self._on_host(item, batch), EACH)
+    return self.devices.packed(self.on_host(item, batch), EACH)
 
-  def _on_host(self, item: PlannedBatch, batch: Batch) -> Inputs:
+  def on_host(self, item: PlannedBatch, batch: Batch) -> Inputs:
+    """Returns the arrays of `inputs`, which are not on the devices yet."""
     lanes, replicas = self.devices.lanes, self.devices.replicas
 
     def of_all(values: np.ndarray) -> np.ndarray:
@@ -214,7 +219,7 @@ class PartsStep:
       batch.map(cut),
       np.arange(self.parts, dtype=np.int32),
     )
-    weights, rows, received = [], [], []
+    weights, rows, of_slices = [], [], []
     for group, plan, own, one in zip(
       self.groups, item.plans, item.row_weights, exchanges, strict=True
     ):
@@ -228,9 +233,10 @@ class PartsStep:
         known[at] = plan.rows
         known = of_all(known)
       if self.narrow:
-        others = one.rows(plan.rows, plan.lanes).astype(np.uint32)
+        received = one.rows(plan.rows, plan.lanes, self.devices.hosts)
+        others = received.astype(np.uint32)
       rows.append(known)
-      received.append(others)
+      of_slices.append(others)
     return Inputs(
       tuple(one.wanted for one in exchanges),
       tuple(one.picked for one in exchanges),
@@ -239,7 +245,7 @@ class PartsStep:
       parts,
       tuple(weights),
       tuple(rows),
-      tuple(received),
+      tuple(of_slices),
     )
 
   def __call__(
@@ -253,13 +259,7 @@ class PartsStep:
     """Takes a step, as the function `step`. Donates state and blocks."""
     rows = tuple(block.rows for block in blocks)
     own, none, inputs = self._send(rows, packed)
-    sums, of_rows = self._pass(
-      state.params, state.step, state.rng, self.rounds, *own
-    )
-    draws = (inputs.received, inputs.numbers) if self.narrow else ((), ())
-    total, gradients = self._add(
-      sums, of_rows, inputs.returned, inputs.summed, state.step, *draws
-    )
+    total, gradients = self.gradients(state, *own, inputs)
     result: tuple[TrainState, Blocks, jax.Array, Masks] = self._update(
       state,
       blocks,
@@ -271,6 +271,27 @@ class PartsStep:
       inputs.numbers,
     )
     return result
+
+
+  def gradients(
+    self,
+    state: TrainState,
+    rows: tuple[jax.Array, ...],
+    own: Parts,
+    inputs: Inputs,
+  ) -> tuple[Sums, tuple[jax.Array, ...]]:
+    """Returns the sums of all parts, and the gradients of the lanes' rows."""
+    sums, of_rows = self._pass(
+      state.params, state.step, state.rng, self.rounds, rows, own
+    )
+    added: tuple[Sums, tuple[jax.Array, ...]]
+    added = self._add(sums, of_rows, *self.back(state, inputs))
+    return added
+
+  def back(self, state: TrainState, inputs: Inputs) -> tuple[Any, ...]:
+    """Returns what `add` needs to return gradients to their lanes."""
+    draws = (inputs.received, inputs.numbers) if self.narrow else ((), ())
+    return inputs.returned, inputs.summed, state.step, *draws
 
 
 def _take(rows: jax.Array, at: jax.Array) -> jax.Array:
@@ -291,8 +312,14 @@ def _crossing(
 
 
 def _to_others(values: jax.Array, narrow: bool) -> jax.Array:
-  """Sends the n-th values to the n-th lane of the replica."""
-  return _crossing(values, narrow, lambda one: lax.all_to_all(one, LANES, 0, 0))
+  """Sends the n-th values to the n-th lane of the host, [H, L, ...]."""
+
+  def send(one: jax.Array) -> jax.Array:
+    got: jax.Array = lax.all_to_all(one, OF_HOST, 1, 1)
+    return got
+
+  of_hosts = values.reshape(lax.axis_size(HOSTS), -1, *values.shape[1:])
+  return _crossing(of_hosts, narrow, send)
 
 
 def _send(
@@ -313,23 +340,27 @@ def _send(
     sent, rounds = _take(of_lane, at[0]), narrow and of_lane.dtype == 'float32'
     if rounds:  # by this name, as XLA may drop a conversion there and back
       sent = lax.reduce_precision(sent, exponent_bits=8, mantissa_bits=7)
+    # From each lane of the host: [H, L Q, D], as each has H slices.
     got = _to_others(sent, rounds)
-    groups.append(_take(got.reshape(-1, of_lane.shape[1]), of_parts))
+    got = got.reshape(len(got), -1, of_lane.shape[1])
+    at = of_parts.reshape(len(got), -1, of_parts.shape[1])
+    of_slices = [_take(*one) for one in zip(got, at, strict=True)]
+    groups.append(jnp.concatenate(of_slices))
   roomy: tuple[tuple[jax.Array, ...], Parts]
-  roomy = _with_room(parts, (tuple(groups), inputs.parts))
+  roomy = with_room(parts, (tuple(groups), inputs.parts))
   none = tuple(jnp.zeros(len(one), bool) for one in inputs.row_weights)
   later = inputs._replace(wanted=(), picked=(), parts=())
   return roomy, none, later
 
 
-def _with_room(parts: int, own: Any) -> Any:
+def with_room(parts: int, own: Any) -> Any:
   """Returns arrays of the device's parts, with room for all G of them."""
 
-  def with_room(values: jax.Array) -> jax.Array:
+  def roomy(values: jax.Array) -> jax.Array:
     room = lax.empty((parts, *values.shape[1:]), values.dtype)
     return lax.dynamic_update_slice_in_dim(room, values, 0, 0)
 
-  return jax.tree.map(with_room, own)
+  return jax.tree.map(roomy, own)
 
 
 def _pass(
@@ -346,18 +377,18 @@ def _pass(
 
   def of_part(number: Any) -> tuple[Sums, tuple[jax.Array, ...]]:
     at = jax.tree.map(lambda x: x[number], (rows, own))
-    return _part(recipe, parts, params, step, rng, *at)
+    return pass_over_part(recipe, parts, params, step, rng, *at)
 
-  results: tuple[Sums, tuple[jax.Array, ...]] = _loop(parts, rounds, of_part)
+  results: tuple[Sums, tuple[jax.Array, ...]] = loop(parts, rounds, of_part)
   return results
 
 
-def _loop(
+def loop(
   parts: int, rounds: Int[jax.Array, ''], of_part: Callable[[Any], Any]
 ) -> Any:
   """Returns the results of the first `rounds` parts, with room for G."""
 
-  def add(number: Any, results: Any) -> Any:
+  def put(number: Any, results: Any) -> Any:
     return jax.tree.map(
       lambda x, one: x.at[number].set(one), results, of_part(number)
     )
@@ -366,7 +397,7 @@ def _loop(
     lambda one: lax.empty((parts, *one.shape), one.dtype),
     jax.eval_shape(of_part, 0),
   )
-  return lax.fori_loop(0, rounds, add, room)
+  return lax.fori_loop(0, rounds, put, room)
 
 
 def _score(
@@ -385,7 +416,7 @@ def _score(
     logits: jax.Array = program(params, model_state, rows, *at)[0]
     return logits
 
-  logits: jax.Array = _loop(parts, rounds, of_part)
+  logits: jax.Array = loop(parts, rounds, of_part)
   return logits
 
 
@@ -396,26 +427,31 @@ def _collect(parts: int, logits: jax.Array) -> jax.Array:
   return everywhere
 
 
-def _part(
+def pass_over_part(
   recipe: Recipe,
   parts: int,
   params: Any,
   step: Int[jax.Array, ''],
   rng: jax.Array,
-  rows: tuple[jax.Array, ...],
+  rows: Any,
   own: Parts,
-) -> tuple[Sums, tuple[jax.Array, ...]]:
-  """Returns what a part adds to the step, and the gradients of its rows."""
+  pooled: bool = False,
+) -> tuple[Sums, Any]:
+  """Returns what a part adds to the step, and the gradients of its rows.
+
+  They are of embeddings by name if these are given instead, `pooled`.
+  """
   key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
   gradients, weight = pass_of(
     recipe,
     params,
     {},
-    tuple(one.astype(jnp.float32) for one in rows),
+    jax.tree.map(lambda one: one.astype(jnp.float32), rows),
     own.inverses,
     own.batch,
     jax.random.fold_in(key, own.numbers),
     len(own.batch.labels) * parts,
+    pooled,
   )
   some = (own.batch.weights > 0).sum()
   sums = Sums(gradients.dense, gradients.loss, weight, some)
@@ -455,7 +491,7 @@ class Rounding(NamedTuple):
     return rounded
 
 
-def _tree(parts: Sequence[Any], rounded: Rounding | None = None) -> Any:
+def tree_sum(parts: Sequence[Any], rounded: Rounding | None = None) -> Any:
   """Adds trees of arrays in pairs, and the sums in pairs."""
   while len(parts) > 1:
     pairs = zip(parts[::2], parts[1::2], strict=True)
@@ -465,7 +501,7 @@ def _tree(parts: Sequence[Any], rounded: Rounding | None = None) -> Any:
   return parts[0]
 
 
-def _crossed(own: Any, send: Callable[[jax.Array], jax.Array]) -> Any:
+def crossed(own: Any, send: Callable[[jax.Array], jax.Array]) -> Any:
   """Sends a tree of arrays. Others may come back with axes before their own.
 
   Those of a dtype are sent as one, since each exchange takes its time.
@@ -483,13 +519,13 @@ def _crossed(own: Any, send: Callable[[jax.Array], jax.Array]) -> Any:
 
 def _of_all(own: Sums) -> Sums:
   """Returns the sums of all slices: of each replica's, then of replicas."""
-  gathered = _crossed(own, lambda one: lax.all_gather(one, LANES))
+  gathered = crossed(own, lambda one: lax.all_gather(one, LANES))
   slices = range(lax.axis_size(LANES))
-  total: Sums = _tree(
+  total: Sums = tree_sum(
     [jax.tree.map(operator.itemgetter(number), gathered) for number in slices]
   )
   for send in _other_replicas():
-    total = jax.tree.map(jnp.add, total, _crossed(total, send))
+    total = jax.tree.map(jnp.add, total, crossed(total, send))
   return total
 
 
@@ -502,7 +538,7 @@ def _other_replicas() -> Iterator[Callable[[jax.Array], jax.Array]]:
     distance *= 2
 
 
-def _add(
+def add(
   narrow: bool,
   sums: Sums,
   rows: tuple[jax.Array, ...],
@@ -514,50 +550,66 @@ def _add(
 ) -> tuple[Sums, tuple[jax.Array, ...]]:
   """Returns the sums of all parts, and the gradients of the lane's rows."""
   slices, replicas = lax.axis_size(ALL), lax.axis_size(REPLICAS)
-  rounds = len(returned[0])
+  hosts = lax.axis_size(HOSTS)
+  own_parts = range(len(returned[0]) // hosts)
   of_parts = [
-    jax.tree.map(operator.itemgetter(part), sums) for part in range(rounds)
+    jax.tree.map(operator.itemgetter(part), sums) for part in own_parts
   ]
-  total = _of_all(_tree(of_parts))
+  total = _of_all(tree_sum(of_parts))
   gradients = []
   for group, one in enumerate(zip(rows, returned, summed, strict=True)):
-    rounding: tuple[Rounding, Rounding] | None = None
+    of_slices: list[Rounding] | None = None
+    of_lane = None
     if narrow:
-      of_slice, of_replica = (
-        jnp.uint32(count) + lax.axis_index(axis).astype(jnp.uint32)
-        for count, axis in ((slices, ALL), (replicas, REPLICAS))
+      number = lax.axis_index(REPLICAS).astype(jnp.uint32)
+      of_lane = Rounding(
+        group, step, numbers[group], replicas, jnp.uint32(replicas) + number
       )
-      rounding = (
-        Rounding(group, step, received[group][0], slices, of_slice),
-        Rounding(group, step, numbers[group], replicas, of_replica),
-      )
-    gradients.append(_of_lane(*one, rounding))
+      of_slices = [
+        Rounding(group, step, of_slice, slices, jnp.uint32(slices) + at)
+        for of_slice, at in zip(
+          received[group].reshape(hosts, -1), _slices(), strict=True
+        )
+      ]
+    gradients.append(_of_lane(*one, of_slices, of_lane))
   return total, tuple(gradients)
+
+
+def _slices() -> list[UInt32[jax.Array, '']]:
+  """Returns the numbers of the slices whose rows a device looks up."""
+  hosts, of_host = lax.axis_size(HOSTS), lax.axis_size(OF_HOST)
+  replica, own = lax.axis_index(REPLICAS), lax.axis_index(OF_HOST)
+  return [
+    ((replica * hosts + host) * of_host + own).astype(jnp.uint32)
+    for host in range(hosts)
+  ]
 
 
 def _of_lane(
   own: jax.Array,
   returned: jax.Array,
   summed: jax.Array,
-  rounding: tuple[Rounding, Rounding] | None,
+  of_slices: Sequence[Rounding] | None,
+  of_lane: Rounding | None,
 ) -> jax.Array:
   """Returns a group's gradients of the rows of the device's lane.
 
-  If given, the first rounds what a slice adds, and the second what a lane does.
+  If given, the first round what slices add, and the last what the lane does.
   """
-  of_slice, of_lane = rounding or (None, None)
-  lanes, narrow = lax.axis_size(LANES), rounding is not None
+  hosts, narrow = lax.axis_size(HOSTS), of_lane is not None
   # A row that a part does not look up has a gradient of 0 there.
-  parts: Sequence[jax.Array]
-  parts = [_take(own[part], at) for part, at in enumerate(returned)]
-  if of_slice is not None:
-    parts = of_slice(parts)
-  sent = _tree(parts, of_slice)
+  sums, of_slice = [], len(returned) // hosts
+  for host in range(hosts):
+    some = range(host * of_slice, (host + 1) * of_slice)
+    parts: Sequence[jax.Array] = [_take(own[i], returned[i]) for i in some]
+    rounding = None if of_slices is None else of_slices[host]
+    sums.append(tree_sum(parts if rounding is None else rounding(parts), rounding))
   # The only slice's gradients are the last sum, which is not rounded.
   narrow &= lax.axis_size(ALL) > 1
-  got = _to_others(sent.reshape(lanes, -1, sent.shape[1]), narrow)
+  sent = jnp.stack(sums).reshape(len(summed[0]), -1, own.shape[-1])
+  got = _to_others(sent, narrow).reshape(sent.shape)
   slices = [_take(*one) for one in zip(got, summed[0], strict=True)]
-  return _of_replicas(_tree(slices, of_lane), narrow, of_lane)
+  return _of_replicas(tree_sum(slices, of_lane), narrow, of_lane)
 
 
 def _of_replicas(

@@ -254,13 +254,14 @@ def make_parts(
   _check_watched(placements, recipe, programs)
   if judges:
     check_hot(hot, 'skip_stale in a chain watches hot rows')
-  devices = None
+  devices, lanes = None, ()
   if over is not None:
-    devices = devices_of(over.devices, over.replicas)
+    devices = devices_of(over.devices, over.replicas, over.hosts)
+    lanes = tuple(map(over.lanes_of, tables.groups))
     check_divided(recipe, programs.layouts, state, rows)
   states, draws = programs.untrained_row_state, draws_of(tables)
   untrained = UntrainedRows(tables, states, seed, draws)
-  engine = Engine(untrained, placements, hot, storage, devices)
+  engine = Engine(untrained, placements, hot, storage, devices, lanes)
   for name, (own_rows, vectors) in (given or {}).items():
     engine.set_rows(name, own_rows, vectors)
   own = [len(h.rows) for h in engine.hot_of_groups if h is not None]
@@ -277,7 +278,7 @@ def make_parts(
     programs.windows(state),
     kinds,
     over,
-    watch.HotOfLanes(devices, engine.hot_of_groups)
+    watch.HotOfLanes(devices, lanes, engine.hot_of_groups)
     if devices is not None and judges
     else None,
   )
@@ -495,7 +496,7 @@ def start_watch(trainer: TrainerParts) -> None:
   engine = trainer.engine
   if engine.devices is not None:
     trainer.hot_of_lanes = watch.HotOfLanes(
-      engine.devices, engine.hot_of_groups
+      engine.devices, engine.lanes, engine.hot_of_groups
     )
   watched = watch.start(engine.tables, engine.hot_of_groups)
   trainer.state = trainer.state._replace(watch=watched)

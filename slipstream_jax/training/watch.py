@@ -27,10 +27,10 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 import optax
 
-from slipstream_jax.distributed.lanes import places_by_lane
+from slipstream_jax.distributed.lanes import Lanes
 from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import to_device, to_host
-from slipstream_jax.engine.mesh import Devices, LANES, SPLIT, WHOLE
+from slipstream_jax.engine.mesh import Devices, LANES, WHOLE
 from slipstream_jax.engine.planner import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket
@@ -362,14 +362,19 @@ class HotOfLanes:
   many as the lane with most of them has.
   """
 
-  def __init__(self, devices: Devices, hot: Sequence[HotRows | None]) -> None:
-    """Takes the hot rows of each group."""
+  def __init__(
+    self,
+    devices: Devices,
+    lanes: Sequence[Lanes],
+    hot: Sequence[HotRows | None],
+  ) -> None:
+    """Takes the lanes and the hot rows of each group."""
     self._devices = devices
     self._local, self._lane = list[np.ndarray](), list[np.ndarray]()
     at, back = [], []
-    for one in hot:
+    for of_group, one in zip(lanes, hot, strict=True):
       rows = NO_ROWS if one is None else one.rows
-      places = places_by_lane(rows, devices.lanes)
+      places = of_group.places_by_lane(rows)
       lane, local = np.nonzero(places >= 0)
       own, width = places[lane, local], places.shape[1]
       order = np.argsort(own)
@@ -399,8 +404,7 @@ class HotOfLanes:
 
     A tree per group, with leaves [H, ...].
     """
-    leaves = jax.tree.leaves(known)
-    if all(getattr(leaf.sharding, 'spec', None) == SPLIT for leaf in leaves):
+    if all(map(self._devices.is_split, jax.tree.leaves(known))):
       return known
     whole = self._devices.whole(known)
     return self._devices.run(_spread, whole, self._at, whole=(0,))

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.distributed.lanes import owners
+from slipstream_jax.distributed.lanes import even_lanes
 
 BATCH, PARTS, DIM, ROWS = 64, 8, 4, 4096
 FACTORS = np.array([0.1, -0.3, 0.7, 1.7], np.float32)
@@ -104,7 +104,7 @@ def test_bytes_are_those_of_rows_that_another_device_looks_up(devices):
   sent = 0
   for batch in items.reshape(-1, BATCH):
     for number, own in enumerate(batch.reshape(devices, -1)):
-      sent += (owners(np.unique(own), devices) != number).sum()
+      sent += (even_lanes(ROWS, devices).owners(np.unique(own)) != number).sum()
   for exchange, size in ('float32', 4), ('bfloat16', 2):
     *_, counts = trained(items, devices, exchange)
     assert counts.bytes_exchanged == sent * DIM * 2 * size

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.distributed.exchange import exchange, traffic
-from slipstream_jax.distributed.lanes import (
-  bounds_of,
-  in_lanes,
-  over_lanes,
-  owners,
-  rows_of,
-)
+from slipstream_jax.distributed.lanes import even_lanes, in_lanes, over_lanes
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows
@@ -25,13 +19,14 @@ LANES = st.sampled_from([1, 2, 4, 8])
 @given(st.integers(1, 2000), st.integers(1, 70))
 def test_ownership_is_a_bijection_that_keeps_the_order(num_rows, lanes):
   rows = np.arange(num_rows)
-  owner = owners(rows, lanes)
+  ways = even_lanes(num_rows, lanes)
+  owner = ways.owners(rows)
   assert ((owner >= 0) & (owner < lanes)).all()
   for lane in range(lanes):
     own = rows[owner == lane]
     # One row of each whole block, in the order of blocks.
     assert len(own) in (num_rows // lanes, -(-num_rows // lanes))
-    np.testing.assert_array_equal(rows_of(lane, own // lanes, lanes), own)
+    np.testing.assert_array_equal(ways.rows_of(lane, ways.numbers(own)), own)
 
 
 @pytest.mark.parametrize('name', ['kaggle', 'terabyte', 'avazu', 'taobao'])
@@ -43,8 +38,10 @@ def test_unique_rows_are_balanced(name, lanes):
   """Of a batch of 2,048 examples for each device."""
   proxy = PROXIES[name]
   examples = proxy.law(proxy.spec, np.arange(2048 * lanes))
-  rows = unique_rows(examples.columns.lookups, sum(proxy.spec.rows)).rows
-  counts = np.bincount(owners(rows, lanes), minlength=lanes)
+  total = sum(proxy.spec.rows)
+  rows = unique_rows(examples.columns.lookups, total).rows
+  owner = even_lanes(total, lanes).owners(rows)
+  counts = np.bincount(owner, minlength=lanes)
   assert counts.max() <= 1.06 * counts.mean()
 
 
@@ -71,7 +68,8 @@ def test_exchange_is_that_of_dictionaries(drawn):
   slices = lanes * replicas
   parts, each = 8, 8 // slices
   found = unique_rows(lookups, 41)
-  unique = in_lanes(found, lanes)
+  ways = even_lanes(41, lanes)
+  unique = in_lanes(found, ways)
   real = lookups >= 0
   np.testing.assert_array_equal(
     unique.rows[unique.inverse[real]], lookups[real]
@@ -80,12 +78,12 @@ def test_exchange_is_that_of_dictionaries(drawn):
   assert dict(zip(unique.rows, unique.counts, strict=True)) == dict(
     zip(found.rows, found.counts, strict=True)
   )
-  way = exchange(unique, lanes, slices, parts)
-  bounds = bounds_of(unique.rows, lanes)
+  way = exchange(unique, ways, slices, parts)
+  bounds = ways.bounds(unique.rows)
   lane_rows = np.full((lanes, way.size), -1)
   for lane in range(lanes):
     own = unique.rows[bounds[lane] : bounds[lane + 1]]
-    assert (owners(own, lanes) == lane).all()
+    assert (ways.owners(own) == lane).all()
     lane_rows[lane, : len(own)] = own
   padded = np.pad(lane_rows, [(0, 0), (0, 1)], constant_values=-1)
   of_replicas = way.wanted.reshape(replicas, lanes, lanes, -1)
@@ -95,7 +93,7 @@ def test_exchange_is_that_of_dictionaries(drawn):
   )
   summed = way.summed.reshape(replicas, lanes, lanes, -1)
   np.testing.assert_array_equal(way.traffic.used, np.diff(bounds))
-  counted = traffic(unique, lanes, slices)
+  counted = traffic(unique, ways, slices)
   np.testing.assert_array_equal(counted.counts, way.traffic.counts)
   received = sent.swapaxes(1, 2).reshape(slices, -1)
   known = way.rows(unique.rows, bounds)
@@ -107,7 +105,7 @@ def test_exchange_is_that_of_dictionaries(drawn):
     # Each row that a slice looks up comes once, from its owner.
     assert sorted(got[got >= 0].tolist()) == sorted(wanted)
     for lane in range(lanes):
-      own = [row for row in wanted if owners(np.array([row]), lanes) == lane]
+      own = [row for row in wanted if ways.owners(np.array([row])) == lane]
       assert way.traffic.counts[lane, number] == len(own)
     for part in range(number * each, (number + 1) * each):
       rows = got[way.picked[part]]
@@ -140,17 +138,18 @@ PLACED = {name: PLACEMENTS[name] for name in NAMES} | {
 @pytest.mark.parametrize('name', PLACED)
 @given(st.lists(hnp.arrays(np.int64, (4, 3), elements=IDS), min_size=3), LANES)
 def test_a_lane_is_planned_as_a_group_of_its_own(name, batches, lanes):
-  placement = over_lanes(PLACED[name], lanes)
-  assert over_lanes(PLACED[name], lanes) == placement
+  ways = even_lanes(41, lanes)
+  placement = over_lanes(PLACED[name], ways)
+  assert over_lanes(PLACED[name], ways) == placement
   hot = hot_rows(np.arange(5, 29, 2), 41)
   keeps = placement.keeps(41, hot).copy()
   state = placement.start(41, hot, None)
-  known = [in_lanes(unique_rows(one, 41, hot), lanes) for one in batches]
+  known = [in_lanes(unique_rows(one, 41, hot), ways) for one in batches]
   slots = len(keeps) // lanes
   for number in range(len(known)):
     ahead = known[number : number + 1 + placement.look_ahead]
     state, plan = placement.plan(state, ahead)
-    lane = owners(plan.rows, lanes)
+    lane = ways.owners(plan.rows)
     np.testing.assert_array_equal(
       plan.lanes, np.searchsorted(lane, np.arange(lanes + 1))
     )

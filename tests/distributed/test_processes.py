@@ -16,7 +16,7 @@ import pytest
 from slipstream_jax.checkpoint.manifest import read_manifest, steps_in
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.row_file import read_row_file
-from slipstream_jax.distributed.lanes import owners
+from slipstream_jax.distributed.lanes import even_lanes
 from tests.support.programs import LIMIT_S, started
 
 SHORT = (
@@ -60,7 +60,8 @@ def assert_rows_of_owners(folder, processes):
   for step in steps_in(place):
     for facts in read_manifest(place, step).rows.values():
       for piece in read_row_file(place, facts):
-        assert (owners(piece.rows, processes) == facts.owner).all()
+        lanes = even_lanes(1 + int(piece.rows.max()), processes)
+        assert (lanes.owners(piece.rows) == facts.owner).all()
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from slipstream_jax.distributed.lanes import owners
+from slipstream_jax.distributed.lanes import even_lanes
 from slipstream_jax.engine.own_rows import open_own
 from slipstream_jax.store.base import (
   FirstRows,
@@ -55,13 +55,13 @@ class OfProcesses:
   """The stores of several processes as one, each of which has its own rows."""
 
   def __init__(self, storage, first, owned):
-    self.lanes, self.owned = sum(map(len, owned)), owned
+    self.lanes, self.owned = even_lanes(N, sum(map(len, owned))), owned
     self.stores = [
-      open_own(storage, [first], self.lanes, own)[0] for own in owned
+      open_own(storage, [first], [self.lanes], own)[0] for own in owned
     ]
 
   def mine(self, rows, own):
-    return np.isin(owners(rows, self.lanes), own)
+    return np.isin(self.lanes.owners(rows), own)
 
   def gather(self, rows, size, helpers):
     whole = None
