@@ -347,6 +347,9 @@ def training(config: ConfigDict) -> None:
   # Devices that have the same rows, such as one of each host. Rows are then
   # exchanged within a host, and only sums of gradients between hosts.
   config.replicas = 1
+  # Groups of devices, each with the tables of one tower of a DMT. Of what
+  # features have become, only the vectors of towers go between them.
+  config.hosts = 1
   # In what devices exchange rows and gradients: 'float32' or 'bfloat16'.
   config.exchange = 'float32'
   config.prefetch_batches = 2  # batches prepared ahead of the step

@@ -71,7 +71,7 @@ def timed_step(config: Any, parts: int, examples: int) -> TimedStep:
   """Takes steps of so many examples, cut into parts, and times them."""
   config = config.copy_and_resolve_references()
   config.data.batch_size, config.parts = examples, parts
-  config.devices = config.replicas = 1
+  config.devices = config.replicas = config.hosts = 1
   data = datasets.dataset(config)
   steps = (_TURNS + 2) * _STEPS
   recipe = build.recipe(config, data, steps)

@@ -40,7 +40,7 @@ from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.divided import divided
+from slipstream_jax.training.divided import divided, towers_of
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.recipe import Recipe, TrainState
@@ -198,7 +198,9 @@ def trainer(
   rows = system(config).rows
   dense = data.dense_features
   kept = storage(config)
-  over = divided(config.devices, config.parts, config.exchange, config.replicas)
+  towers = towers_of(recipe.model, recipe.tables, config.hosts)
+  how = config.parts, config.exchange, config.replicas, towers
+  over = divided(config.devices, *how)
   return make_parts(
     recipe, places, dense, config.seed, hot, rows, kept, over=over
   )

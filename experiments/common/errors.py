@@ -14,7 +14,7 @@ from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.errors import choose, UserError
 
 _SAME_NAME = {
-  '': 'devices exchange parts placement replicas seed workers',
+  '': 'devices exchange hosts parts placement replicas seed workers',
   'cache': 'capacity eviction',
   'checkpoint': (
     'Saving.codec Saving.consolidate Saving.keep Saving.memory_bytes'

@@ -49,6 +49,7 @@ def launch(
       f'--config.processes={processes}',
       f'--config.devices={devices}',
       f'--config.replicas={min(config.replicas, devices)}',
+      f'--config.hosts={config.hosts if config.hosts <= devices else 1}',
     ]
     with interrupts.gently():
       codes = _codes([*command, *of_start], processes, devices)

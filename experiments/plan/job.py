@@ -471,7 +471,9 @@ def simulated(
   used, sizes, loaded, stored, near, far = counts / taken
   return Simulated(
     total,
-    _kept(placements, tables, of_groups, row_bytes, devices, lanes),
+    _kept(
+      placements, tables, of_groups, row_bytes, devices, devices // replicas
+    ),
     room,
     used,
     sizes,

@@ -82,7 +82,6 @@ class Traffic(NamedTuple):
     of_hosts[1] += (times - inside) * sums
     return group.dim * of_hosts[0], group.dim * of_hosts[1]
 
-
   def _pairs(self) -> Int[np.ndarray, 'R M M']:
     """Returns the rows of each lane that go to each device of its replica."""
     lanes, own = len(self.counts), len(self.counts) // self.hosts
@@ -143,8 +142,8 @@ class Exchange(NamedTuple):
     received = known[np.minimum(at, len(unique))]
     # From the device of a host to that of the same host for a slice.
     shape = -1, hosts, count // hosts, hosts, count // hosts, most
-    return received.reshape(shape).transpose(0, 1, 4, 3, 2, 5).reshape(
-      devices, -1
+    return (
+      received.reshape(shape).transpose(0, 1, 4, 3, 2, 5).reshape(devices, -1)
     )
 
 
@@ -183,12 +182,12 @@ def exchange(
   some = bucket(int(used.max()))
   # Whether each slice looks up each row.
   by_slice = np.empty((slices, rows), bool)
-  counts = np.empty((lanes.count, slices), np.int64)
+  counts = np.empty((lanes.total, slices), np.int64)
   _count(of_part, bounds, by_slice, counts)
   most = bucket(int(counts.max()), SMALLEST)
-  own = lanes.count // lanes.hosts
-  wanted = np.full((slices, lanes.count, most), size, np.int32)
-  summed = np.full((slices, lanes.count, size), most, np.int32)
+  own = lanes.total // lanes.hosts
+  wanted = np.full((slices, lanes.total, most), size, np.int32)
+  summed = np.full((slices, lanes.total, size), most, np.int32)
   picked = np.full((len(inverse), some), own * most, np.int32)
   returned = np.full((len(inverse), own * most), some, np.int32)
   # Where the parts of each host's tower are in the order of the devices.
@@ -215,7 +214,9 @@ def of_towers(
 ) -> Array:
   """Returns each tower's columns of an array [..., K], padded, [H, ..., k]."""
   most = max(1, *map(len, columns))
-  of_all = np.full((len(columns), *values.shape[:-1], most), padding, values.dtype)
+  of_all = np.full(
+    (len(columns), *values.shape[:-1], most), padding, values.dtype
+  )
   for tower, own in enumerate(columns):
     of_all[tower, ..., : len(own)] = values[..., [*own]]
   return of_all
@@ -227,7 +228,7 @@ def traffic(unique: Unique, lanes: Lanes, slices: int) -> Traffic:
   It takes so little time and memory that thousands of devices can be counted.
   """
   bounds = lanes.bounds(unique.rows)
-  counts = np.zeros((lanes.count, slices), np.int64)
+  counts = np.zeros((lanes.total, slices), np.int64)
   share = len(unique.inverse) // slices
   _count_lookups(unique.inverse[: share * slices], bounds, counts)
   return Traffic(counts, np.diff(bounds), lanes.hosts)

@@ -35,7 +35,7 @@ class Lanes(NamedTuple):
 
   num_rows: int
   """N, rows of the group."""
-  count: int
+  total: int
   """M, which H divides."""
   hosts: int = 1
   """H."""
@@ -72,8 +72,8 @@ class Lanes(NamedTuple):
 
   def bounds(self, rows: RowIds) -> Int[np.ndarray, ' W_and_1']:
     """Returns where each lane begins in rows that are ordered by lane."""
-    out = np.empty(self.count + 1, np.int64)
-    _bounds_of(rows, self.count, *_form(self), out)
+    out = np.empty(self.total + 1, np.int64)
+    _bounds_of(rows, self.total, *_form(self), out)
     return out
 
   def places_by_lane(self, rows: RowIds) -> Int[np.ndarray, 'W H']:
@@ -82,8 +82,8 @@ class Lanes(NamedTuple):
     Those of the lane with most rows decide the width. Padding is -1.
     """
     owner = self.owners(rows)
-    counts = np.bincount(owner, minlength=self.count)
-    places = np.full((self.count, counts.max()), -1)
+    counts = np.bincount(owner, minlength=self.total)
+    places = np.full((self.total, counts.max()), -1)
     for lane, count in enumerate(counts):
       places[lane, :count] = np.flatnonzero(owner == lane)
     return places
@@ -127,7 +127,7 @@ def lanes_of(
 def _form(lanes: Lanes) -> tuple[int, int, np.ndarray, np.ndarray]:
   """Returns what kernels need: lanes of a host, L, tables and their places."""
   tables, places = np.array(lanes.tables), np.array(lanes.places)
-  return lanes.count // lanes.hosts, lanes.size, tables, places
+  return lanes.total // lanes.hosts, lanes.size, tables, places
 
 
 @functools.lru_cache(maxsize=256)
@@ -222,7 +222,7 @@ def in_lanes(unique: Unique, lanes: Lanes) -> Unique:
   order = np.empty(len(unique.rows), np.int64)
   places = np.empty(len(order) + 1, np.int32)
   places[-1] = -1  # which padding reads
-  _by_owner(lanes.owners(unique.rows), lanes.count, order, places)
+  _by_owner(lanes.owners(unique.rows), lanes.total, order, places)
   hot = None if unique.hot is None else unique.hot[order]
   return Unique(
     unique.rows[order], places[unique.inverse], unique.counts[order], hot
@@ -307,9 +307,9 @@ def _hot_of_lanes(
 ) -> tuple[HotRows | None, ...]:
   """Returns per lane its hot rows, in the group's order of them."""
   if hot is None:
-    return (None,) * lanes.count
+    return (None,) * lanes.total
   owner, result = lanes.owners(hot.rows), []
-  for lane in range(lanes.count):
+  for lane in range(lanes.total):
     rows = lanes.numbers(hot.rows[owner == lane])
     place = np.full(lanes.size + 1, len(rows), np.int32)
     place[rows] = np.arange(len(rows))
@@ -326,7 +326,7 @@ def _keeps(
     numbers = placement.keeps(lanes.size, one)
     kept.append(np.arange(lanes.size) if numbers is None else numbers)
   slots = max(map(len, kept))
-  result = np.full((lanes.count, slots), -1, np.int64)
+  result = np.full((lanes.total, slots), -1, np.int64)
   for lane, numbers in enumerate(kept):
     rows = lanes.rows_of(lane, np.maximum(numbers, 0))
     # The last numbers of a lane may be past the last row.
@@ -342,7 +342,7 @@ def _start(
   hot: HotRows | None,
   contents: RowIds | None,
 ) -> LanesState:
-  hot_of, count = _hot_of_lanes(hot, lanes), lanes.count
+  hot_of, count = _hot_of_lanes(hot, lanes), lanes.total
   rows = _keeps(placement, lanes, num_rows, hot)
   parts: Sequence[RowIds | None] = [None] * count
   if contents is not None:
@@ -372,7 +372,7 @@ def _start(
 def _freeze(
   placement: Placement, lanes: Lanes, state: LanesState, stale: StaleRows | None
 ) -> LanesState:
-  masks: Sequence[StaleRows | None] = [None] * lanes.count
+  masks: Sequence[StaleRows | None] = [None] * lanes.total
   if stale is not None:
     assert state.places is not None  # only hot rows are frozen
     masks = [stale[place[:-1] < place[-1]] for place in state.places]
@@ -391,7 +391,7 @@ def _split(state: LanesState, batch: Unique, lanes: Lanes) -> list[Unique]:
     return state.known[id(batch)][1]
   bounds, parts = lanes.bounds(batch.rows), []
   numbers = lanes.numbers(batch.rows)
-  for lane in range(lanes.count):
+  for lane in range(lanes.total):
     part = slice(bounds[lane], bounds[lane + 1])
     hot = None
     if batch.hot is not None and state.places is not None:

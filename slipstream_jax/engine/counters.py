@@ -36,6 +36,9 @@ class Counters(NamedTuple):
   bytes_exchanged: int = 0
   """Bytes of rows and of their gradients that went from one of several devices
   to another, without padding."""
+  bytes_between_hosts: int = 0
+  """Bytes of the vectors of towers, and of their gradients, that went from a
+  host with a tower of its own to another, without padding."""
 
 
 def merge(a: Counters, b: Counters) -> Counters:

@@ -1,6 +1,6 @@
 """Engine: executes plans on the rows of all tables, on host and device."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import functools
 import weakref

@@ -35,7 +35,7 @@ class _Places:
   def __init__(self, lanes: Lanes, own: Sequence[int]) -> None:
     """Takes the lanes of a group, and the numbers of the process's."""
     self.lanes, self.own = lanes, own
-    self._first = np.full(lanes.count, -1)
+    self._first = np.full(lanes.total, -1)
     self._first[[*own]] = np.arange(len(own)) * lanes.size
 
   def of(self, rows: RowIds) -> Int[np.ndarray, ' U']:
@@ -162,7 +162,7 @@ def own_bits(
 ) -> Int[np.ndarray, ' n']:
   """Returns marks of rows, as in `DirtyRows.bits`, without those of others."""
   result = bits.copy()
-  is_own = np.zeros(lanes.count, bool)
+  is_own = np.zeros(lanes.total, bool)
   is_own[[*own]] = True
   for start in range(0, len(bits), _PART):
     part = result[start : start + _PART]

@@ -202,8 +202,24 @@ class Start(NamedTuple):
   """The frozen rows, step after step, where chains judge rows themselves."""
 
 
-HostsFeatures = tuple[tuple[str, ...], ...]
-"""For each host, the features whose tables it has. Empty: there is one."""
+class HostTowers(NamedTuple):
+  """Towers of features, each of which a host of its own has."""
+
+  features: tuple[tuple[str, ...], ...]
+  """For each of H hosts those of its tower, whose tables it has."""
+  width: int
+  """E, elements of a vector that a tower returns. It returns as many vectors as
+  it has features."""
+
+  def bytes_between(self, examples: int) -> int:
+    """Returns the bytes of vectors and gradients that leave their host.
+
+    Those of an example go to the host that computes it, and back. Each does
+    equally many of all examples, so one in H stays.
+    """
+    hosts, vectors = len(self.features), sum(map(len, self.features))
+    away = examples - examples // hosts
+    return 2 * away * vectors * self.width * 4
 
 
 class Slices(NamedTuple):
@@ -217,13 +233,13 @@ class Slices(NamedTuple):
   """In what they exchange rows and gradients, a member of `EXCHANGES`."""
   replicas: int = 1
   """R, a divisor of W: the devices that have the same lane."""
-  towers: HostsFeatures = ()
-  """The features of the tower that each of several hosts has."""
+  towers: HostTowers | None = None
+  """If several hosts have a tower each."""
 
   @property
   def hosts(self) -> int:
-    """H, a divisor of W."""
-    return max(1, len(self.towers))
+    """H, a divisor of W: hosts with a tower each, or 1."""
+    return 1 if self.towers is None else len(self.towers.features)
 
   @property
   def lanes(self) -> int:
@@ -232,13 +248,16 @@ class Slices(NamedTuple):
 
   def lanes_of(self, group: Group) -> Lanes:
     """Returns which lane has each row of a group."""
-    return lanes_of(group, self.lanes, self.towers)
+    features = () if self.towers is None else self.towers.features
+    return lanes_of(group, self.lanes, features)
 
   def columns_of(self, group: Group) -> tuple[tuple[int, ...], ...] | None:
     """Returns for each tower the columns of its features among the group's.
 
-    None: hosts do not matter.
+    None: hosts have no towers.
     """
+    if self.towers is None:
+      return None
     spans = dict(zip(group.features, group.spans, strict=True))
     return tuple(
       tuple(
@@ -247,8 +266,8 @@ class Slices(NamedTuple):
         if name in own
         for column in range(*span)
       )
-      for own in self.towers
-    ) or None
+      for own in self.towers.features
+    )
 
 
 class UniqueBatch(NamedTuple):

@@ -116,7 +116,9 @@ class DMT(DLRM):
     return self.meet(x, vectors)
 
   def meet(
-    self, x: Float[jax.Array, 'B D'], vectors: Sequence[Tokens]
+    self,
+    x: Float[jax.Array, 'B D'],
+    vectors: Sequence[Float[jax.Array, 'B _M E']],
   ) -> Features:
     """Returns what `interact` does, from the vectors of each tower."""
     width = vectors[0].shape[2]
@@ -152,7 +154,7 @@ class DMT(DLRM):
 
 def vectors_of(
   model: DMT, number: int, params: Any, tokens: Tokens
-) -> Tokens:
+) -> Float[jax.Array, 'B M E']:
   """Returns the vectors of one tower of a model, f32[B, M, E].
 
   Args:
@@ -163,7 +165,7 @@ def vectors_of(
   """
   width = tokens.shape[2] if model.width is None else model.width
   tower, own = _Tower(model.form, width), params.get(tower_name(number), {})
-  vectors: Tokens = tower.apply({'params': own}, tokens)
+  vectors: Any = tower.apply({'params': own}, tokens)
   return vectors
 
 

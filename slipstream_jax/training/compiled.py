@@ -93,7 +93,7 @@ class CompiledFunctions:
     self.over = functools.cache(
       lambda devices, over: (
         TowersStep(model, *parts, devices, over)
-        if over.towers
+        if over.towers is not None
         else PartsStep(*parts, devices, over)
       )
     )

@@ -16,7 +16,7 @@ import optax
 from slipstream_jax.distributed.exchange import EXCHANGES
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.mesh import devices_of
-from slipstream_jax.engine.planner import HostsFeatures, Slices
+from slipstream_jax.engine.planner import HostTowers, Slices
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.models.dmt import DMT
 from slipstream_jax.models.towers import is_over_batch
@@ -32,7 +32,7 @@ def divided(
   parts: Any,
   exchange: Any = 'float32',
   replicas: Any = 1,
-  towers: HostsFeatures = (),
+  towers: HostTowers | None = None,
 ) -> Slices | None:
   """Returns how a step is divided. None: one device computes it as a whole.
 
@@ -55,7 +55,7 @@ def divided(
   if parts is None:
     parts = 1 if devices == 1 and whole else max(8, devices)
   of_all = {'devices': devices, 'parts': parts, 'replicas': replicas}
-  of_all['hosts'] = hosts = max(1, len(towers))
+  of_all['hosts'] = hosts = 1 if towers is None else len(towers.features)
   for name, value in of_all.items():
     where = f'Trainer, {name}'
     check_whole(value, 1, where, 'such as 8')
@@ -102,8 +102,8 @@ def divided(
   return Slices(devices, parts, exchange, replicas, towers)
 
 
-def towers_of(model: Any, tables: TableSet, hosts: Any) -> HostsFeatures:
-  """Returns the features of each host's tower. Empty: hosts do not matter.
+def towers_of(model: Any, tables: TableSet, hosts: Any) -> HostTowers | None:
+  """Returns the towers of several hosts. None: there is one host.
 
   Raises:
     UserError: there are several hosts, and the model is no `DMT` of as many
@@ -111,7 +111,7 @@ def towers_of(model: Any, tables: TableSet, hosts: Any) -> HostsFeatures:
   """
   check_whole(hosts, 1, 'Trainer, hosts', 'use 1, or the number of towers')
   if hosts == 1:
-    return ()
+    return None
   got = f'a {type(model).__name__}'
   if isinstance(model, DMT):
     got = f'{len(model.towers)} towers'
@@ -122,7 +122,7 @@ def towers_of(model: Any, tables: TableSet, hosts: Any) -> HostsFeatures:
       names = [*tables.features]
       towers = tuple(tuple(names[i] for i in own) for own in model.towers)
       _check_tables(tables, towers)
-      return towers
+      return HostTowers(towers, model.width or tables.groups[0].dim)
   raise UserError(
     f'{hosts} hosts need a DMT of {hosts} towers, one for each',
     got=got,
@@ -131,7 +131,7 @@ def towers_of(model: Any, tables: TableSet, hosts: Any) -> HostsFeatures:
   )
 
 
-def _check_tables(tables: TableSet, towers: HostsFeatures) -> None:
+def _check_tables(tables: TableSet, towers: Sequence[Sequence[str]]) -> None:
   owner: dict[str, int] = {}
   for number, own in enumerate(towers):
     for name in own:

@@ -258,8 +258,8 @@ class PartsStep:
   ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
     """Takes a step, as the function `step`. Donates state and blocks."""
     rows = tuple(block.rows for block in blocks)
-    own, none, inputs = self._send(rows, packed)
-    total, gradients = self.gradients(state, *own, inputs)
+    (of_parts, own), none, inputs = self._send(rows, packed)
+    total, gradients = self.gradients(state, of_parts, own, inputs)
     result: tuple[TrainState, Blocks, jax.Array, Masks] = self._update(
       state,
       blocks,
@@ -271,7 +271,6 @@ class PartsStep:
       inputs.numbers,
     )
     return result
-
 
   def gradients(
     self,
@@ -603,7 +602,9 @@ def _of_lane(
     some = range(host * of_slice, (host + 1) * of_slice)
     parts: Sequence[jax.Array] = [_take(own[i], returned[i]) for i in some]
     rounding = None if of_slices is None else of_slices[host]
-    sums.append(tree_sum(parts if rounding is None else rounding(parts), rounding))
+    sums.append(
+      tree_sum(parts if rounding is None else rounding(parts), rounding)
+    )
   # The only slice's gradients are the last sum, which is not rounded.
   narrow &= lax.axis_size(ALL) > 1
   sent = jnp.stack(sums).reshape(len(summed[0]), -1, own.shape[-1])

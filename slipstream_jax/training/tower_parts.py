@@ -38,11 +38,7 @@ from slipstream_jax.engine.mesh import (
   SPLIT,
   WHOLE,
 )
-from slipstream_jax.engine.planner import (
-  HostsFeatures,
-  PlannedBatch,
-  Slices,
-)
+from slipstream_jax.engine.planner import PlannedBatch, Slices
 from slipstream_jax.models.adapters import adapt
 from slipstream_jax.models.dmt import after_towers, DMT, tower_name, vectors_of
 from slipstream_jax.models.embedding import embed
@@ -86,10 +82,12 @@ class TowersStep(PartsStep):
   ) -> None:
     """Compiles nothing yet. See `PartsStep`."""
     super().__init__(recipe, layouts, devices, over)
+    assert over.towers is not None
     self.over, run = over, devices.compiled
     self.columns = recipe.tables.num_columns
+    features = over.towers.features
     towers = [
-      functools.partial(_tower, model, recipe.tables, over.towers, number)
+      functools.partial(_tower, model, recipe.tables, features, number)
       for number in range(over.hosts)
     ]
     after = recipe._replace(model=adapt(after_towers(model)))
@@ -101,7 +99,7 @@ class TowersStep(PartsStep):
     self._towers = run(functools.partial(_vectors, count, towers), own, EACH)
     self._cross = run(functools.partial(_cross, count), (EACH,), EACH)
     self._after = run(
-      functools.partial(_after, after, count, over.towers),
+      functools.partial(_after, after, count, features),
       (WHOLE, WHOLE, WHOLE, WHOLE, EACH, EACH),
       EACH,
     )
@@ -140,25 +138,38 @@ class TowersStep(PartsStep):
   ) -> tuple[Sums, tuple[jax.Array, ...]]:
     """Returns the sums of all parts, and the gradients of the lanes' rows."""
     params = _own(self.over.hosts, state.params)
-    tower = self._room(inputs.tower)
-    of_tower = rows, own.inverses, tower
-    vectors = self._towers(params, self.tower_rounds, *of_tower)
+    of_tower = self.tower_rounds, rows, own.inverses, self._room(inputs.tower)
     sums, of_vectors = self._after(
       state.params,
       state.step,
       state.rng,
       self.rounds,
-      self._cross(vectors),
+      self.vectors(params, *of_tower),
       own._replace(inverses=()),
     )
     of_params, of_rows = self._towers_back(
-      params, self.tower_rounds, *of_tower, self._cross_back(of_vectors)
+      params, *of_tower, self._cross_back(of_vectors)
     )
     added: tuple[Sums, tuple[jax.Array, ...]]
     added = self._add_towers(
       sums, of_params, of_rows, *self.back(state, inputs)
     )
     return added
+
+  def vectors(
+    self, params: Any, *of_tower: Any
+  ) -> Float[jax.Array, 'WG T b M E']:
+    """Returns the vectors of all towers for each device's slice.
+
+    There is room for G parts on each device.
+
+    Args:
+      params: of the towers.
+      *of_tower: the number of a device's parts, and of each part the rows, the
+        places of lookups in them, and `TowerInputs`.
+    """
+    vectors: jax.Array = self._cross(self._towers(params, *of_tower))
+    return vectors
 
 
 _Tower = Callable[..., jax.Array]
@@ -174,7 +185,7 @@ def _own(towers: int, params: Any) -> Any:
 def _tower(
   model: DMT,
   tables: TableSet,
-  towers: HostsFeatures,
+  towers: Sequence[Sequence[str]],
   number: int,
   params: Any,
   rows: tuple[jax.Array, ...],

@@ -254,10 +254,10 @@ def make_parts(
   _check_watched(placements, recipe, programs)
   if judges:
     check_hot(hot, 'skip_stale in a chain watches hot rows')
-  devices, lanes = None, ()
+  lanes = () if over is None else tuple(map(over.lanes_of, tables.groups))
+  devices = None
   if over is not None:
     devices = devices_of(over.devices, over.replicas, over.hosts)
-    lanes = tuple(map(over.lanes_of, tables.groups))
     check_divided(recipe, programs.layouts, state, rows)
   states, draws = programs.untrained_row_state, draws_of(tables)
   untrained = UntrainedRows(tables, states, seed, draws)

@@ -1,5 +1,7 @@
 """Ownership of rows, placements over lanes, and what devices exchange."""
 
+import itertools
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -8,10 +10,12 @@ import pytest
 
 from slipstream_jax.distributed.exchange import exchange, traffic
 from slipstream_jax.distributed.lanes import even_lanes, in_lanes, over_lanes
+from slipstream_jax.engine.planner import HostTowers, Slices
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.synthetic.proxies import PROXIES
+from slipstream_jax.tables import tables_of
 
 LANES = st.sampled_from([1, 2, 4, 8])
 
@@ -126,6 +130,94 @@ def test_exchange_is_that_of_dictionaries(drawn):
       wanted = lookups.reshape(slices, -1)[number]
       here = (lane_rows[lane] >= 0) & np.isin(lane_rows[lane], wanted)
       np.testing.assert_array_equal(got, np.where(here, lane_rows[lane], -1))
+
+
+@st.composite
+def towers(draw):
+  """Lookups of tables, and the tables that each host has."""
+  hosts = draw(st.sampled_from([2, 4]))
+  sizes = draw(st.lists(st.integers(1, 30), min_size=hosts, max_size=7))
+  host_of = draw(st.permutations([i % hosts for i in range(len(sizes))]))
+  ids = [
+    draw(hnp.arrays(np.int64, 16, elements=st.integers(-1, size - 1)))
+    for size in sizes
+  ]
+  return (
+    {f't{i}': size for i, size in enumerate(sizes)},
+    tuple(
+      tuple(f't{i}' for i, own in enumerate(host_of) if own == host)
+      for host in range(hosts)
+    ),
+    np.stack(ids, axis=1),
+    draw(st.sampled_from([n for n in (2, 4, 8) if n >= hosts])),
+  )
+
+
+@given(towers())
+def test_hosts_with_towers_exchange_as_dictionaries_say(drawn):
+  """Rows stay on the host of their table, and reach each slice by it."""
+  sizes, of_hosts, ids, lanes = drawn
+  tables = tables_of(sizes)
+  hosts, parts, own = len(of_hosts), 8, lanes // len(of_hosts)
+  (group,) = tables.groups
+  over = Slices(lanes, parts, towers=HostTowers(of_hosts, 16))
+  ways, columns = over.lanes_of(group), over.columns_of(group)
+  rows = np.arange(group.num_rows)
+  owner, numbers = ways.owners(rows), ways.numbers(rows)
+  for lane in range(lanes):
+    mine = owner == lane
+    np.testing.assert_array_equal(ways.rows_of(lane, numbers[mine]), rows[mine])
+    assert (np.diff(numbers[mine]) > 0).all()
+    # Numbers that no row has give the one behind the last.
+    free = np.setdiff1d(np.arange(ways.size), numbers[mine])
+    assert (ways.rows_of(lane, free) == len(rows)).all()
+  lookups = tables.lookups(ids)
+  unique = in_lanes(unique_rows(lookups, len(rows)), ways)
+  bounds = ways.bounds(unique.rows)
+  way = exchange(unique, ways, lanes, parts, columns)
+  of_lanes = np.full((lanes, way.size + 1), -1)
+  for lane in range(lanes):
+    mine = unique.rows[bounds[lane] : bounds[lane + 1]]
+    assert (ways.owners(mine) == lane).all()
+    of_lanes[lane, : len(mine)] = mine
+  sent = np.stack([of_lanes[i][way.wanted[i]] for i in range(lanes)])
+  known = way.rows(unique.rows, bounds, hosts).reshape(lanes, hosts, -1)
+  number, share = 0, parts // lanes
+  for device in range(lanes):
+    tower, place = divmod(device, own)
+    from_lanes = slice(tower * own, (tower + 1) * own)
+    for host in range(hosts):
+      of_slice = host * own + place
+      got = sent[from_lanes, of_slice].reshape(-1)
+      np.testing.assert_array_equal(
+        np.where(got < 0, -1, known[device, host]), got
+      )
+      for part in range(of_slice * share, (of_slice + 1) * share):
+        wanted = lookups.reshape(parts, -1, ids.shape[1])[part]
+        wanted = wanted[:, [*columns[tower]]]
+        own_rows = np.append(got, -1)[way.picked[number]]
+        there = way.inverse[number]
+        values = np.where(there < 0, -1, np.append(own_rows, -1)[there])
+        assert (values[:, wanted.shape[1] :] == -1).all()
+        np.testing.assert_array_equal(values[:, : wanted.shape[1]], wanted)
+        back = np.append(own_rows, -1)[way.returned[number]]
+        here = np.isin(got, wanted) & (got >= 0)
+        np.testing.assert_array_equal(back, np.where(here, got, -1))
+        number += 1
+  for lane, of_slice in itertools.product(range(lanes), range(lanes)):
+    got = np.append(sent[lane, of_slice], -1)[way.summed[lane, of_slice]]
+    wanted = lookups.reshape(lanes, -1)[of_slice]
+    mine = of_lanes[lane, :-1]
+    here = (mine >= 0) & np.isin(mine, wanted)
+    np.testing.assert_array_equal(got, np.where(here, mine, -1))
+  near, far = way.traffic.sent(group, 4, own)
+  assert not far.any()
+  crossing = sum(
+    (owner[row] % own != of_slice % own)
+    for of_slice in range(lanes)
+    for row in {*lookups.reshape(lanes, -1)[of_slice].tolist()} - {-1}
+  )
+  assert near.sum() == crossing * group.dim * 2 * 4
 
 
 NAMES = ['resident', 'streamed', 'pinned']

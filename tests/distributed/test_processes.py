@@ -21,7 +21,7 @@ from tests.support.programs import LIMIT_S, started
 
 SHORT = (
   *('resident', 'pinned', 'bfloat16', 'stale', 'rows', 'chain'),
-  *('streamed', 'tiered', 'export', 'full'),
+  *('streamed', 'tiered', 'export', 'towers', 'full'),
 )
 LONG = *SHORT[:-1], 'cached', 'swapped', 'none'
 

@@ -30,6 +30,16 @@ def digest(tree):
 OVER = {'parts': PARTS, 'replicas': 1}
 
 
+def of_towers(devices, hosts):
+  """A run whose hosts have a tower each, which one process has, or two."""
+  from tests.distributed import test_tower_parts as own
+
+  model = own.dmt(2, 'identity')
+  with own.made(model, hosts, devices, placement='pinned') as trainer:
+    history = trainer.train(own.source(), progress=False)
+    return digest([own.all_of(trainer), history.losses])
+
+
 def slices(devices, exchange='float32'):
   from slipstream_jax.engine.planner import Slices
 
@@ -234,6 +244,9 @@ def main(number, processes, devices, address, folder, names, replicas):
       runs[name] = of_market(
         devices, where, 'none', 'streamed', row_optimizer=CHAIN
       )
+    elif name == 'towers':
+      hosts = 2 if devices > 1 else 1
+      runs[name] = of_towers(devices, hosts)
     elif name == 'bfloat16':
       runs[name] = of_placement('cached', devices, exchange=name)
     else:

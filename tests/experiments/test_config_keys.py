@@ -84,6 +84,7 @@ BAD = {
   'parts': 3,
   'exchange': 'float16',
   'replicas': 3,
+  'hosts': 0,
   'hang_seconds': -1.0,
   'train.steps': -1,
   'train.epochs': 0,
