@@ -17,7 +17,12 @@ from experiments.plan import rivals, times
 from experiments.plan.machine import Link, Machine, machine_of
 from slipstream_jax.data.admission import CheckedSource, ExampleShape
 from slipstream_jax.data.source import bound_to, Dataset
-from slipstream_jax.distributed.exchange import Exchange, EXCHANGES, traffic
+from slipstream_jax.distributed.exchange import (
+  Exchange,
+  EXCHANGES,
+  SMALLEST,
+  traffic,
+)
 from slipstream_jax.distributed.lanes import Lanes, over_lanes
 from slipstream_jax.engine.counters import Counters, merge
 from slipstream_jax.engine.group_rows import lanes_of
@@ -29,6 +34,7 @@ from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.hot import hot_by_group
 from slipstream_jax.tables import Group, TableSet
 from slipstream_jax.training.compiled import compiled_of
+from slipstream_jax.training.divided import towers_of
 from slipstream_jax.training.loop import moved_by_group
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import HotRows, Unique
@@ -428,8 +434,10 @@ def simulated(
   tables, row_bytes = recipe.tables, compiled_of(recipe).row_bytes
   over = None
   if devices > 1:
-    parts = max(PARTS, devices)
-    over = Slices(devices, parts, config.exchange, replicas)
+    parts, towers = max(PARTS, devices), None
+    if replicas == 1 and config.hosts <= devices:
+      towers = towers_of(recipe.model, tables, config.hosts)
+    over = Slices(devices, parts, config.exchange, replicas, towers)
   element = choose(EXCHANGES, config.exchange, 'config.exchange')
   placements = _over(build.placements(config, tables), tables, over)
   of_groups: Any = [None] * len(tables.groups)
@@ -460,6 +468,11 @@ def simulated(
       trained = int(np.count_nonzero(item.scheduled.batch.weights))
       moved = moved_by_group(item, tables, row_bytes, over, trained)
       seen = Counters(item.scheduled.seen, trained, item.scheduled.dropped)
+      if over is not None:
+        vectors = over.bytes_between_hosts(len(item.batch.labels))
+        seen = seen._replace(bytes_between_hosts=vectors)
+        counts[4:] += _vectors(over, vectors / devices, near)[1::2, None]
+        crossing += _vectors(over, _padded(over, item), near)
       total = functools.reduce(merge, moved, merge(total, seen))
       counts += _of_devices(item, tables, row_bytes, devices, element, within)
       own += _of_tables(item, tables)
@@ -570,15 +583,42 @@ def _crossing(
   """Returns the fields of `Crossing`."""
   total = np.zeros(4)
   for group, one in zip(tables.groups, item.exchanges, strict=False):
+    hosts = one.traffic.hosts
     lanes = len(one.traffic.counts)
     near, most = within or devices, int(one.traffic.counts.max())
-    total += times.exchanged(group, element, min(lanes, near), lanes, most)
+    # A device looks up rows for slices of all hosts.
+    own, most = lanes // hosts, hosts * bucket(most, SMALLEST)
+    total += times.exchanged(group, element, min(own, near), own, most)
     size = bucket(int(one.traffic.used.max())) * group.dim * element
     distance = lanes
     while distance < devices:  # replicas add their sums in pairs
       total[[0, 1] if distance < near else [2, 3]] += 1, size
       distance *= 2
   return total
+
+
+def _padded(over: Slices, item: PlannedBatch) -> float:
+  """Returns the bytes that a device sends of vectors, as wide as the widest."""
+  if over.towers is None:
+    return 0
+  most = max(map(len, over.towers.features)) * over.towers.width * 4
+  examples = len(item.batch.labels) // over.devices
+  return 2 * (over.hosts - 1) * examples * most
+
+
+def _vectors(over: Slices, nbytes: float, near: int) -> np.ndarray:
+  """Returns the fields of `Crossing` for bytes of vectors that a device sends.
+
+  They go to one device of each other host, some of which are neighbours.
+  """
+  peers = over.hosts - 1
+  if not peers:
+    return np.zeros(4)
+  here = max(1, near // (over.devices // over.hosts)) - 1
+  share = here / peers
+  return np.array(
+    [2 * here, share * nbytes, 2 * (peers - here), (1 - share) * nbytes]
+  )
 
 
 def _of_tables(item: PlannedBatch, tables: TableSet) -> np.ndarray:

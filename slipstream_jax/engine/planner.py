@@ -211,16 +211,6 @@ class HostTowers(NamedTuple):
   """E, elements of a vector that a tower returns. It returns as many vectors as
   it has features."""
 
-  def bytes_between(self, examples: int) -> int:
-    """Returns the bytes of vectors and gradients that leave their host.
-
-    Those of an example go to the host that computes it, and back. Each does
-    equally many of all examples, so one in H stays.
-    """
-    hosts, vectors = len(self.features), sum(map(len, self.features))
-    away = examples - examples // hosts
-    return 2 * away * vectors * self.width * 4
-
 
 class Slices(NamedTuple):
   """How the examples of a step are divided."""
@@ -245,6 +235,18 @@ class Slices(NamedTuple):
   def lanes(self) -> int:
     """M, the number of lanes. W is R * M."""
     return self.devices // self.replicas
+
+  def bytes_between_hosts(self, examples: int) -> int:
+    """Returns the bytes of vectors and gradients that leave their host.
+
+    Those of an example go to the host that computes it, and back. Each host
+    computes equally many, so one in H stays.
+    """
+    if self.towers is None:
+      return 0
+    away = examples - examples // self.hosts
+    vectors = sum(map(len, self.towers.features))
+    return 2 * away * vectors * self.towers.width * 4
 
   def lanes_of(self, group: Group) -> Lanes:
     """Returns which lane has each row of a group."""

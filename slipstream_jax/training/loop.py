@@ -250,8 +250,8 @@ def _take_step(
     trained = int(np.count_nonzero(scheduled.batch.weights))
     count = Counters(scheduled.seen, trained, scheduled.dropped)
     form = engine.tables, engine.row_bytes, trainer.over
-    if trainer.over is not None and trainer.over.towers is not None:
-      vectors = trainer.over.towers.bytes_between(len(scheduled.batch.labels))
+    if trainer.over is not None:
+      vectors = trainer.over.bytes_between_hosts(len(scheduled.batch.labels))
       count = count._replace(bytes_between_hosts=vectors)
     moves = moved_by_group(item, *form, trained, rows)
     engine.count(functools.reduce(merge, moves, count))

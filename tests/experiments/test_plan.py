@@ -51,9 +51,34 @@ def setting(**changes):
   ('devices', 'replicas', 'placement', 'exchange'), [*FEW, *MORE]
 )
 def test_counts_are_those_of_a_run(devices, replicas, placement, exchange):
+  changes = {'placement': placement, 'cache.capacity': 0.05}
+  check_counts(devices, replicas, exchange, changes)
+
+
+@pytest.mark.parametrize(
+  ('hosts', 'devices'),
+  [(2, 4), *(pytest.param(4, n, marks=pytest.mark.slow) for n in (4, 8))],
+)
+def test_counts_of_towers_are_those_of_a_run(hosts, devices):
+  towers = tuple(tuple(range(i, 26, hosts)) for i in range(hosts))
+  changes = {'model.name': 'dmt', 'model.width': 8, 'model.towers': towers}
+  found = check_counts(devices, 1, 'float32', changes | {'hosts': hosts})
+  assert found.counters.bytes_between_hosts
+  # Hosts of as many devices as a tower has: all that crosses are vectors.
+  given = setting(devices=devices, **changes, hosts=hosts)
+  counts = job.simulated(*given, devices, 2, within=devices // hosts)
+  vectors = counts.counters.bytes_between_hosts / 2
+  np.testing.assert_allclose(counts.far_bytes.sum(), vectors)
+  assert counts.crossing.far == 2 * (hosts - 1)
+  padded = hosts * len(towers[0]) / 26
+  np.testing.assert_allclose(
+    counts.crossing.far_bytes, vectors / devices * padded
+  )
+
+
+def check_counts(devices, replicas, exchange, changes):
   from slipstream_jax.training.loop import train
 
-  changes = {'placement': placement, 'cache.capacity': 0.05}
   given = setting(devices=devices, replicas=replicas, **changes)
   if devices > 1:
     given[0].exchange = exchange
@@ -71,16 +96,18 @@ def test_counts_are_those_of_a_run(devices, replicas, placement, exchange):
   kept += sum(leaf.nbytes for state in states for leaf in state)
   assert found.kept_bytes.sum() == kept * replicas
   counts = found.counters
+  sent = counts.bytes_exchanged + counts.bytes_between_hosts
   for own, total in (
     (found.used, counts.rows_used),
-    (found.sent_bytes, counts.bytes_exchanged),
+    (found.sent_bytes, sent),
     (found.loaded_bytes, counts.bytes_loaded),
   ):
     assert own.shape == (devices,)
-    copies = 1 if total is counts.bytes_exchanged else replicas
+    copies = 1 if total is sent else replicas
     np.testing.assert_allclose(own.sum() * STEPS, total * copies)
   of_tables = [line['used a step'] for line in found.of_tables]
   np.testing.assert_allclose(sum(of_tables) * STEPS, counts.rows_used)
+  return found
 
 
 def planned(
