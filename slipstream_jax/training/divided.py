@@ -81,13 +81,19 @@ def divided(
       where='Trainer, replicas',
       hint='take fewer replicas, such as one for each host',
     )
-  if hosts > devices // replicas or (hosts > 1 and replicas > 1):
+  if hosts > devices:
     raise UserError(
-      f'the hosts with a tower each must divide the {devices} devices, which'
-      ' have no replicas of rows',
-      got=f'{hosts} hosts and {replicas} replicas',
+      f'the hosts with a tower each must divide the {devices} devices',
+      got=hosts,
       where='Trainer, hosts',
-      hint='take fewer towers, or leave replicas out',
+      hint='take more devices, or fewer towers',
+    )
+  if hosts > 1 and replicas > 1:
+    raise UserError(
+      'hosts with a tower each have no replicas of rows',
+      got=replicas,
+      where='Trainer, replicas',
+      hint='leave it out, or hosts',
     )
   if parts == 1 and jax.process_count() == 1:
     if whole:

@@ -11,7 +11,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from slipstream_jax.distributed.lanes import even_lanes
+from slipstream_jax.distributed.lanes import even_lanes, lanes_of
 from slipstream_jax.engine.own_rows import open_own
 from slipstream_jax.store.base import (
   FirstRows,
@@ -22,6 +22,7 @@ from slipstream_jax.store.base import (
 from slipstream_jax.store.memory import MEMORY, MemoryStore
 from slipstream_jax.store.threads import ALONE, Helpers
 from slipstream_jax.store.tiered import TieredStore
+from slipstream_jax.tables import tables_of
 from slipstream_jax.types import RowBlock
 
 N = 300
@@ -55,7 +56,11 @@ class OfProcesses:
   """The stores of several processes as one, each of which has its own rows."""
 
   def __init__(self, storage, first, owned):
-    self.lanes, self.owned = even_lanes(N, sum(map(len, owned))), owned
+    lanes, self.owned = sum(map(len, owned)), owned
+    self.lanes = even_lanes(N, lanes)
+    if lanes % 2 == 0:  # each of two hosts has a table
+      (group,) = tables_of({'a': 5, 'b': N - 5}).groups
+      self.lanes = lanes_of(group, lanes, ('a', 'b'))
     self.stores = [
       open_own(storage, [first], [self.lanes], own)[0] for own in owned
     ]
@@ -91,7 +96,7 @@ class OfProcesses:
     for store, own in zip(self.stores, self.owned, strict=True):
       store.reset(first)
       # No process has room for the rows of others.
-      room = len(own) * -(-N // self.lanes)
+      room = len(own) * self.lanes.size
       assert len(store.table().rows) == len(store.table().state[0]) == room
 
   def table(self):
@@ -191,7 +196,7 @@ def test_first_values_of_processes_keep_their_bits():
     lambda rows: RowBlock(negative[rows], (negative[rows, 0],)),
     lambda: RowBlock(negative, (negative[:, 0],)),
   )
-  (store,) = open_own(MEMORY, [first], 2, (1,))
+  (store,) = open_own(MEMORY, [first], [even_lanes(N, 2)], (1,))
   store.reset(first)
   block = store.table()
   assert np.signbit(block.rows).all()
