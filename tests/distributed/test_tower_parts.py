@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import re
 
 import jax
@@ -200,7 +201,7 @@ def test_vectors_arrive_where_their_example_is(hosts, devices, monkeypatch):
   with slip.Trainer(dmt(hosts, 'identity'), tables, **how) as trainer:
     one = slip.batches(data, batch_size=BATCH, epochs=1, dense=['x'])
     trainer.train(one, 1, progress=False)
-  (vectors,) = map(np.asarray, seen)
+  (vectors,) = jax.device_get(seen)
   vectors = vectors.reshape(devices, PARTS, *vectors.shape[1:])
   own = vectors[:, : PARTS // devices].reshape(PARTS, *vectors.shape[2:])
   examples = ids.reshape(PARTS, -1)
@@ -219,17 +220,19 @@ def test_bytes_between_hosts_are_those_of_identities_by_r(hosts):
     assert whole == r * counts.bytes_between_hosts
 
 
-def groups_of(program):
+def groups_of(program, devices):
   """The devices that exchange with each other, in each compiled program."""
-  texts = [one.as_text() for one in program.compiled.values()]
-  found = set()
-  for text in texts:
-    for line in re.findall(r'all-to-all.*replica_groups=\{\{(.*?)\}\}', text):
-      found.add(line)
-  return {
-    tuple(tuple(map(int, own.split(','))) for own in one.split('},{'))
-    for one in found
-  }
+  # As lists or, since JAX 0.12, by an axis of the mesh.
+  named = {'of_host': devices.tolist(), 'hosts': devices.T.tolist()}
+  found = []
+  for one in program.compiled.values():
+    pattern = r"all-to-all.*replica_groups=(\{\{.*?\}\}|mesh.*?\{'\w+'\})"
+    for groups in re.findall(pattern, one.as_text()):
+      axis = re.search(r"\{'(\w+)'\}", groups)
+      lists = groups.replace('{', '[').replace('}', ']')
+      found.append(named[axis[1]] if axis else json.loads(lists))
+  assert found
+  return found
 
 
 @hosts_of_two
@@ -240,10 +243,12 @@ def test_a_device_exchanges_with_its_host_and_its_peers_alone(hosts):
     parts = trainer.parts
     step = parts.programs.over(parts.engine.devices, parts.over)
   devices = np.arange(8).reshape(hosts, -1)
-  of_hosts = {tuple(map(tuple, devices.tolist()))}
-  of_peers = {tuple(map(tuple, devices.T.tolist()))}
-  assert groups_of(step._send) == groups_of(step._add_towers) == of_hosts
-  assert groups_of(step._cross) == groups_of(step._cross_back) == of_peers
+  for program in step._send, step._add_towers:
+    for groups in groups_of(program, devices):
+      assert groups == devices.tolist()
+  for program in step._cross, step._cross_back:
+    for groups in groups_of(program, devices):
+      assert groups == devices.T.tolist()
 
 
 @pytest.mark.parametrize(
