@@ -6,8 +6,6 @@ import json
 import sys
 import types
 
-from hypothesis import given
-from hypothesis import strategies as st
 import numpy as np
 import pytest
 
@@ -259,7 +257,8 @@ def test_the_time_of_a_step_by_hand():
   np.testing.assert_allclose(found[:3], (1e-3 + 200e-6, 2e-5, 850e-6), 1e-4)
 
 
-@given(st.integers(1, 5), st.sampled_from([2, 4]), st.integers(0, 999))
+@pytest.mark.parametrize(('count', 'devices'), [(1, 4), (8, 2), (6, 4)])
+@pytest.mark.parametrize('seed', range(3))
 def test_no_plan_of_tables_is_faster_than_all_rows_everywhere(
   count, devices, seed
 ):
@@ -287,9 +286,7 @@ def test_no_plan_of_tables_is_faster_than_all_rows_everywhere(
 
   sizes = [n for n in (1, 2, 4) if n <= devices]
   ways = [(first, n) for n in sizes for first in range(0, devices, n)]
-  least = min(
-    map(seconds, itertools.islice(itertools.product(ways, repeat=count), 3000))
-  )
+  least = min(map(seconds, itertools.product(ways, repeat=count)))
   assert seconds(rivals.everywhere(tables)) <= 1.000001 * least
   for spread in (rivals.in_turn(tables), rivals.costliest_first(tables, 2)):
     rows = rivals.load_of(tables, spread, 4, 2).rows
