@@ -23,7 +23,8 @@ it. `efficiency` compares the examples/s of a device with those of the first
 number of devices.
 
 The third table has other ways to place tables, and the last one the rows of
-each table on the most devices, of all devices together.
+each table on the most devices, of all devices together. Of the placement
+'cached', a table before it compares capacities of the cache on each device.
 
 `--measure=256,1024` takes steps of so many examples on one device here, and
 models the time to compute from them.

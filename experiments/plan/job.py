@@ -15,6 +15,7 @@ from experiments.common import build, datasets
 from experiments.common.progress import Bar
 from experiments.plan import rivals, times
 from experiments.plan.machine import Link, Machine, machine_of
+from experiments.profile.predictions import SHARES
 from slipstream_jax.data.admission import CheckedSource, ExampleShape
 from slipstream_jax.data.source import bound_to, Dataset
 from slipstream_jax.distributed.exchange import (
@@ -39,6 +40,7 @@ from slipstream_jax.training.loop import moved_by_group
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import HotRows, Unique
 
+_WORTH = 1.01  # how many times the least time a smaller cache may take
 _RATIO = 2  # elements of rows by those that towers return, as in the paper
 
 
@@ -170,6 +172,10 @@ def plan(
   yield 'plans', plans
   if others:
     yield 'rivals', others
+  if config.placement == 'cached':
+    most = max(numbers)
+    capacities = _capacities(asked, most, last, room, bar)
+    yield f'capacities of a cache on each of {most} devices', capacities
   yield f'tables on {max(numbers)} devices', last.counts.of_tables
 
 
@@ -234,24 +240,69 @@ def _asked(
 
 def _candidates(asked: _Asked, devices: int, bar: Bar) -> list[Candidate]:
   """Returns a plan for each number of replicas that may be best."""
-  candidates = []
-  for replicas in _choices(devices, asked.machine):
-    bar.begin(f'{devices} devices, {replicas} replicas', asked.steps, 'step')
-    counts = simulated(
-      asked.config,
-      asked.data,
-      asked.recipe,
-      asked.hot,
-      devices,
-      asked.steps,
-      bar.show,
-      replicas=replicas,
-      within=asked.machine.devices,
-      examples=asked.examples(devices),
+  return [
+    _candidate(asked, devices, replicas, bar)
+    for replicas in _choices(devices, asked.machine)
+  ]
+
+
+def _candidate(
+  asked: _Asked, devices: int, replicas: int, bar: Bar
+) -> Candidate:
+  bar.begin(f'{devices} devices, {replicas} replicas', asked.steps, 'step')
+  counts = simulated(
+    asked.config,
+    asked.data,
+    asked.recipe,
+    asked.hot,
+    devices,
+    asked.steps,
+    bar.show,
+    replicas=replicas,
+    within=asked.machine.devices,
+    examples=asked.examples(devices),
+  )
+  time = asked.time(devices, *counts.busiest, replicas=replicas)
+  return Candidate(replicas, counts, time)
+
+
+def _capacities(
+  asked: _Asked, devices: int, best: Candidate, room: float, bar: Bar
+) -> list[dict[str, Any]]:
+  """Returns a line for each capacity of a cache on each device."""
+  tables = asked.recipe.tables
+  rows = {round(share * tables.num_rows) for share in SHARES}
+  row = build.table_bytes(asked.recipe) / tables.num_rows  # a mean
+  fitting = int((room - best.counts.step_bytes) / row)
+  all_of_lane = -(-tables.num_rows * best.replicas // devices)
+  rows.add(min(fitting, all_of_lane))
+  lines = []
+  for capacity in sorted(rows):
+    if not 1 < capacity <= all_of_lane:
+      continue
+    config = asked.config.copy_and_resolve_references()
+    config.cache.capacity = capacity
+    hot = build.hot(config, asked.data, asked.recipe)
+    of_config = asked._replace(config=config, hot=hot)
+    one = _candidate(of_config, devices, best.replicas, bar)
+    moved = ('rows', 'hits', 'kept_MB', 'loaded_MB', 'stored_MB')
+    figures = _line(one)
+    lines.append(
+      {'capacity': capacity}
+      | {name: figures[name] for name in moved}
+      | {
+        'copies_ms': 1e3 * one.time.copies,
+        'step_ms': 1e3 * one.time.total,
+        'plan': '' if one.needed <= room else 'no room',
+      }
     )
-    time = asked.time(devices, *counts.busiest, replicas=replicas)
-    candidates.append(Candidate(replicas, counts, time))
-  return candidates
+  there = [line for line in lines if not line['plan']]
+  if there:
+    # A larger cache must be worth its memory.
+    least = min(line['step_ms'] for line in there)
+    chosen = next(x for x in there if x['step_ms'] <= _WORTH * least)
+    chosen['plan'] = 'best'
+  return lines
 
 
 def _choices(devices: int, machine: Machine) -> list[int]:

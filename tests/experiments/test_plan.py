@@ -139,6 +139,26 @@ def test_more_devices_than_there_are():
   assert len(names) == 5
 
 
+def test_capacities_of_a_cache_are_compared():
+  config = setting(**{'placement': 'cached', 'cache.capacity': 0.001})[0]
+  name = 'capacities of a cache on each of 4 devices'
+  figures = planned(config, ['4'])
+  lines, step = figures[name], figures['devices'][0]['step_MB']
+  capacities = [line['capacity'] for line in lines]
+  assert capacities == sorted(capacities)
+  assert (np.diff([line['loaded_MB'] for line in lines]) <= 0).all()
+  kept = [line['kept_MB'] for line in lines]
+  for at in range(1, len(lines) - 1):
+    # The largest that fits is among them, and none is best that does not.
+    room = 1e6 * (step + (kept[at] + kept[at + 1]) / 2)
+    found = planned(config, ['4'], room=room)[name]
+    fitting = [line for line in found if line['plan'] != 'no room']
+    assert capacities[at] < fitting[-1]['capacity'] < capacities[at + 1]
+    assert found[: len(fitting)] == fitting
+    (best,) = (line for line in fitting if line['plan'] == 'best')
+    assert best['step_ms'] <= 1.01 * min(line['step_ms'] for line in fitting)
+
+
 def test_a_batch_of_each_device():
   figures = planned(setting()[0], ['1', '4'], batch_each=True)
   one, *_ = (line for line in figures['plans'] if line['devices'] == 4)
