@@ -1,7 +1,7 @@
 """Runs a bench: shows its figures as tables, and keeps them in a file.
 
-A bench is a generator of titles with figures: facts by name, or the rows of a
-table.
+A bench is a generator of titles with figures: facts by name, the rows of a
+table, or a line of text.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ from absl import flags
 
 from experiments.common import cli
 
-Item = tuple[str, Mapping[str, Any] | list[dict[str, Any]]]
+Item = tuple[str, Mapping[str, Any] | list[dict[str, Any]] | str]
 """A title and its figures."""
 
 flags.disclaim_key_flags()  # --help shows --output as the program's own
@@ -50,6 +50,8 @@ def run(
         screen.print(title, style='bold', highlight=False)
         if isinstance(values, Mapping):
           screen.print(report.facts(values))
+        elif isinstance(values, str):
+          screen.print(values, soft_wrap=True, highlight=False, markup=False)
         else:
           screen.print(report.table('', values))
       write(figures)

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import functools
 import itertools
+import re
+import shlex
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -11,7 +13,7 @@ import numpy as np
 
 from experiments.bench.divided import PARTS, timed_step
 from experiments.bench.runner import Item
-from experiments.common import build, datasets
+from experiments.common import build, cli, datasets
 from experiments.common.progress import Bar
 from experiments.plan import rivals, times
 from experiments.plan.machine import Link, Machine, machine_of
@@ -40,6 +42,9 @@ from slipstream_jax.training.loop import moved_by_group
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import HotRows, Unique
 
+_OWN = re.compile(
+  r'--?(devices|machine|steps|device_bytes|measure|output)(=.*)?'
+)
 _WORTH = 1.01  # how many times the least time a smaller cache may take
 _RATIO = 2  # elements of rows by those that towers return, as in the paper
 
@@ -172,11 +177,24 @@ def plan(
   yield 'plans', plans
   if others:
     yield 'rivals', others
+  most, capacities = max(numbers), list[dict[str, Any]]()
   if config.placement == 'cached':
-    most = max(numbers)
     capacities = _capacities(asked, most, last, room, bar)
     yield f'capacities of a cache on each of {most} devices', capacities
-  yield f'tables on {max(numbers)} devices', last.counts.of_tables
+  yield f'tables on {most} devices', last.counts.of_tables
+  settings = {'devices': most, 'replicas': last.replicas}
+  settings['data.batch_size'] = asked.examples(most)
+  for line in capacities:
+    if line['plan'] == 'best':
+      settings['cache.capacity'] = line['capacity']
+  yield 'to train so', _command(settings)
+
+
+def _command(settings: dict[str, int]) -> str:
+  """Returns the command of a run with settings, by name in the config."""
+  arguments = [x for x in cli.without(_OWN) if x.lstrip('-') != 'batch_each']
+  arguments += [f'--config.{name}={value}' for name, value in settings.items()]
+  return shlex.join(['python', '-m', 'experiments.run', *arguments])
 
 
 class _Asked(NamedTuple):

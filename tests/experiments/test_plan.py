@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import shlex
 import sys
 import types
 
@@ -321,6 +322,13 @@ def test_the_program_as_it_is_called(tmp_path):
   assert 'tables on 8 devices' in done.stdout
   written = json.loads((tmp_path / 'plan.json').read_text())
   assert [line['devices'] for line in written['devices']] == [1, 2, 4, 8]
+  # Its last line is the command of a run.
+  best = written['devices'][-1]
+  words = [sys.executable, '-m', 'experiments.run', config]
+  words += ['--config.devices=8', f'--config.replicas={best["replicas"]}']
+  said = shlex.split(done.stdout.splitlines()[-1])
+  assert said == ['python', *words[1:], '--config.data.batch_size=256']
+  assert written['to train so'] == done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize('ratio', [1, 2, 4])
