@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import tempfile
+import time
 
 # Before JAX starts: a mesh to test on, and fp32 sums that do not depend on
 # how many cores the machine has.
@@ -120,13 +121,30 @@ def _forget_programs():
   gc.collect()
 
 
+def _pieces():
+  """Pieces of memory that the process has. Programs take many of them."""
+  maps = pathlib.Path('/proc/self/maps')
+  return maps.read_bytes().count(b'\n') if maps.exists() else 0
+
+
 @pytest.fixture(scope='module', autouse=True)
 def _few_programs_stay():
-  """Each takes pieces of memory, of which a process may have 65,530."""
+  """A process may have 65,530 pieces, and ends where it needs more."""
   yield
-  maps = pathlib.Path('/proc/self/maps')
-  if maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
+  if _pieces() > 20_000:
     _forget_programs()
+
+
+_looked = [0.0]
+
+
+@pytest.fixture(autouse=True)
+def _programs_of_a_long_module_do_not_all_stay():
+  yield
+  if time.monotonic() - _looked[0] > 10:  # to count many pieces takes 20 ms
+    _looked[0] = time.monotonic()
+    if _pieces() > 30_000:
+      _forget_programs()
 
 
 @pytest.fixture(autouse=True)

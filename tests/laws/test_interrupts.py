@@ -158,8 +158,10 @@ class Hail:
     self.raised, self.ended = threading.Event(), threading.Event()
     self.rng, self.burst, self.count = random.Random(seed), burst, 0
     self.training = False
-    signal.signal(signal.SIGINT, self.interrupt)
     self.thread = threading.Thread(target=self.run, daemon=True)
+
+  def begin(self):
+    signal.signal(signal.SIGINT, self.interrupt)
     self.thread.start()
 
   def interrupt(self, number, frame):
@@ -217,23 +219,23 @@ def test_a_run_under_a_hail_of_ctrl_c_keeps_its_bits(
 ):
   rows, counters = unbroken(placement, schedule)  # nothing left to compile
   hails = (
-    under_a_hail(placement, schedule, depth, burst, rows, counters)
-    for _ in range(50)  # a short run may end before the first
+    under_a_hail(placement, schedule, depth, Hail(seed, burst), rows, counters)
+    for seed in range(50)  # a short run may end before the first
   )
   assert any(hails)
 
 
-def under_a_hail(placement, schedule, depth, burst, rows, counters):
+def under_a_hail(placement, schedule, depth, hail, rows, counters):
   """Checks a run under a hail. Returns how many Ctrl-C came."""
   trainer, batches = start(placement, schedule, depth)
   with batches:
-    hail = Hail(depth, burst)
+    hail.begin()
     try:
       hail.train(trainer, batches)
     except UserError as error:
       # A second Ctrl-C may tear a step, but the trainer says so.
       torn = 'interrupted in the middle of' in str(error)
-      if not (torn and burst > 1):
+      if not (torn and hail.burst > 1):
         raise
       return hail.count
   assert_same_bits(everything(trainer), rows)
