@@ -321,17 +321,17 @@ def _find_places(
       # The device of the slice's replica that has the lane, and the slice's
       # number in its replica.
       device, own_slice = number - number % lanes + lane, number % lanes
-      count = 0
+      tower, first, count = lane // of_host, lane % of_host * most, 0
       for row in range(bounds[lane], bounds[lane + 1]):
         if not by_slice[number, row]:
           continue
         wanted[device, own_slice, count] = row - bounds[lane]
         summed[device, own_slice, row - bounds[lane]] = count
-        place = lane % of_host * most + count
+        place = first + count
         for part in range(number * of_slice, (number + 1) * of_slice):
           own = of_part[part, row]
           if own >= 0:
-            there = at[lane // of_host, part]
+            there = at[tower, part]
             picked[there, own] = place
             returned[there, place] = own
         count += 1

@@ -27,7 +27,7 @@ from slipstream_jax.types import HotRows, RowIds, StaleRows, Unique
 
 
 class Lanes(NamedTuple):
-  """Which of M lanes has each row of a group.
+  """Ownership of a group's rows by M lanes.
 
   Each of H hosts has M / H of them, neighbours. Rows of a table are on all
   lanes of one host, or of the only one.

@@ -176,7 +176,7 @@ def after_towers(model: DMT) -> 'AfterTowers':
 
 
 class AfterTowers(DMT):
-  """What a `DMT` computes from the vectors of its towers.
+  """The rest of a `DMT`, from the vectors of its towers to the logit.
 
   It has the parameters of a `DMT` with the same attributes.
   """

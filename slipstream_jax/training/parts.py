@@ -107,7 +107,7 @@ class Inputs(NamedTuple):
   received: tuple[Array | None, ...]
   """Numbers of the rows that the slice receives. None: it gets them in f32."""
   tower: Any = None
-  """Of towers with hosts of their own, what `TowerParts` needs."""
+  """`TowerInputs` of the device, where towers have hosts of their own."""
 
 
 class PartsStep:

@@ -61,10 +61,10 @@ from slipstream_jax.types import Array, Batch
 
 
 class TowerInputs(NamedTuple):
-  """What a device needs to compute the vectors of its tower."""
+  """Inputs of a device for the vectors of its tower, beside rows."""
 
   number: Int[Array, ' G']
-  """Of the tower, for each part that the device computes of it."""
+  """Number of the tower, for each part that the device computes of it."""
   weights: tuple[Array | None, ...]
   """Per group, weights of the lookups [G, b, K]. None: all are 1."""
 

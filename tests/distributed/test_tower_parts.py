@@ -122,7 +122,7 @@ def test_identities_on_hosts_are_the_flat_model_to_the_bit(hosts):
 
 @pytest.mark.slow
 def test_identities_on_hosts_are_a_dlrm_to_the_bit():
-  """Whose features are in the order of the towers."""
+  """The DLRM has its features in the order of the towers."""
   sizes, towers = {'bottom': (6, DIM), 'top': (9,)}, ((0, 4), (1, 3, 2))
   model = slip.DMT(**sizes, towers=towers, form='identity')
   names = [*FEATURES]
