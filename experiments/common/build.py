@@ -199,8 +199,8 @@ def trainer(
   dense = data.dense_features
   kept = storage(config)
   towers = towers_of(recipe.model, recipe.tables, config.hosts)
-  how = config.parts, config.exchange, config.replicas, towers
-  over = divided(config.devices, *how)
+  how = config.parts, config.exchange, config.replicas, config.hosts
+  over = divided(config.devices, *how, towers)
   return make_parts(
     recipe, places, dense, config.seed, hot, rows, kept, over=over
   )

@@ -423,7 +423,7 @@ def figures(summary: dict[str, Any]) -> dict[str, Any]:
   if nbytes := summary.get('bytes_exchanged'):
     exchanged = {'bytes between devices': nbytes}
   if nbytes := summary.get('bytes_between_hosts'):
-    exchanged['bytes of towers between hosts'] = nbytes
+    exchanged['bytes between hosts'] = nbytes
   return {
     **quality,
     'examples per s': summary['examples_per_s'],

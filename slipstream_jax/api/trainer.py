@@ -152,8 +152,9 @@ class Trainer:
       replicas: devices that have the same rows, such as one of each host. It
         divides the devices. More of them exchange less between hosts, keep more
         rows in all, and change no bit.
-      hosts: groups of devices, each with the tables of one tower of a `DMT`. Of
-        what features have become, only the vectors of towers go between them.
+      hosts: equal groups of neighbouring devices, to each of which a row goes
+        at most once in a step. It changes no bit. With a `DMT`, each has the
+        tables of one tower, and only vectors of towers go between them.
       prefetch: batches prepared ahead. 0 prepares each when it is asked for.
       workers: threads that prepare them. None: one per core, at most 8.
       seed: of parameters, rows and dropout, at least 0.
@@ -186,7 +187,7 @@ class Trainer:
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
     towers = towers_of(model, tables, hosts)
-    over = divided(devices, parts, exchange, replicas, towers)
+    over = divided(devices, parts, exchange, replicas, hosts, towers)
     self._maker = Maker(recipe, placements, hot_bytes, seed, store, over)
     self._made_of = recipe, placements
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')

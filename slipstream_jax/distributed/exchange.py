@@ -15,6 +15,10 @@ All of it follows from the batch's unique rows alone, so every process finds the
 same. Sizes are maxima over all lanes, slices or parts, so that shapes are equal
 on all devices.
 
+In two levels, as in Neo (arXiv 2104.05158), a row goes once to each host that
+looks it up, to the device there with its lane's number, and from there to the
+slices. Gradients are added within a host before they leave it.
+
 All places are such that a device reads a row, never writes one: a place past
 the last row reads 0. So each sum has a fixed order.
 """
@@ -49,8 +53,32 @@ class Traffic(NamedTuple):
   used: Int[np.ndarray, ' M']
   """Rows of each lane that any slice looks up."""
   hosts: int = 1
-  """H. A slice's rows go to the device of the lane's host that has its number.
+  """Hosts with towers. A slice's rows go to the device of the lane's host that
+  has its number."""
+  of_hosts: Int[np.ndarray, 'M RH'] | None = None
+  """In two levels, rows of each lane that each host of each replica looks up.
   """
+
+  def between_hosts(self, group: Group, element: int) -> int:
+    """Returns the bytes of rows and gradients that go from host to host.
+
+    They are 0 in one level, which knows of no hosts. `sent` has the arguments.
+    """
+    if self.of_hosts is None:
+      return 0
+    row = min(element, np.dtype(group.dtype).itemsize)
+    rows = int(self._from_host_to_host().sum())
+    return rows * group.dim * (row + element)
+
+  def _from_host_to_host(self) -> Int[np.ndarray, 'R H L H']:
+    """Returns the rows of each lane that go to each other host."""
+    assert self.of_hosts is not None
+    lanes, slices = self.counts.shape
+    replicas = slices // lanes
+    hosts = self.of_hosts.shape[1] // replicas
+    rows = self.of_hosts.reshape(hosts, -1, replicas, hosts)
+    others = ~np.eye(hosts, dtype=bool)[:, None, None]
+    return (rows * others).transpose(2, 0, 1, 3)
 
   def sent(
     self, group: Group, element: int, within: int | None = None
@@ -83,8 +111,19 @@ class Traffic(NamedTuple):
     return group.dim * of_hosts[0], group.dim * of_hosts[1]
 
   def _pairs(self) -> Int[np.ndarray, 'R M M']:
-    """Returns the rows of each lane that go to each device of its replica."""
+    """Returns the rows that go from a device to another of its replica."""
     lanes, own = len(self.counts), len(self.counts) // self.hosts
+    if self.of_hosts is not None:
+      across = self._from_host_to_host()
+      replicas, hosts, own, _ = across.shape
+      # A row comes to the device of its lane's number, from any host.
+      counts = self.counts.reshape(hosts, own, replicas, hosts, own).sum(0)
+      pairs = np.zeros((replicas, hosts, own, hosts, own), np.int64)
+      for i in range(own):
+        pairs[:, :, i, :, i] = across[:, :, i]
+      for host in range(hosts):
+        pairs[:, host, :, host] += counts[:, :, host].swapaxes(0, 1)
+      return pairs.reshape(replicas, lanes, lanes)
     if self.hosts == 1:
       return self.counts.reshape(lanes, -1, lanes).swapaxes(0, 1)
     pairs = np.zeros((1, lanes, lanes), np.int64)
@@ -102,6 +141,10 @@ class Exchange(NamedTuple):
   looks up S. With several hosts, each of H towers has a part of its own for
   each part of the batch, so that there are H * G in the order of the devices
   that look them up. A slice receives rows from L = M / H lanes.
+
+  In two levels, hosts have L = M / H devices, and a device gets F rows from
+  each of the H that have its number. These, P = H * F, are its lane to the
+  slices of its host, which are then all that the following arrays speak of.
   """
 
   wanted: Int[np.ndarray, 'W M Q']
@@ -120,11 +163,32 @@ class Exchange(NamedTuple):
   exchanged of each of the lane's rows. Q: the slice does not look it up."""
   traffic: Traffic
   """The rows, without padding."""
+  to_hosts: Int[np.ndarray, 'W H F'] | None = None
+  """In two levels, for each device and host, the places in the lane of the rows
+  that the host's slices look up. The lane's size: padding."""
+  from_hosts: Int[np.ndarray, 'W H _P'] | None = None
+  """For each device and host, the place among these of each of the lane's rows.
+  F: the host does not look it up."""
 
   @property
   def size(self) -> int:
-    """P, rows of a lane with padding."""
-    return self.summed.shape[2]
+    """Rows of a lane with padding."""
+    of_lanes = self.summed if self.from_hosts is None else self.from_hosts
+    return of_lanes.shape[2]
+
+  def held(
+    self, unique: RowIds, lanes: Int[np.ndarray, ' W_and_1']
+  ) -> Int[np.ndarray, 'W HF']:
+    """Returns the rows that each device gets for its host, i64, as `rows`."""
+    assert self.to_hosts is not None
+    devices, hosts, most = self.to_hosts.shape
+    own = (len(lanes) - 1) // hosts
+    at = self.to_hosts.reshape(-1, len(lanes) - 1, hosts, most)
+    known = np.append(unique, 0)
+    sent = known[np.minimum(at + lanes[:-1, None, None], len(unique))]
+    # From the device of a number on each host to that of the same number.
+    sent = sent.reshape(-1, hosts, own, hosts, most)
+    return sent.transpose(0, 3, 2, 1, 4).reshape(devices, -1)
 
   def rows(
     self, unique: RowIds, lanes: Int[np.ndarray, ' W_and_1'], hosts: int = 1
@@ -137,6 +201,11 @@ class Exchange(NamedTuple):
       hosts: H.
     """
     devices, count, most = self.wanted.shape
+    if self.to_hosts is not None:
+      held = np.pad(self.held(unique, lanes), [(0, 0), (0, 1)])
+      sent = np.take_along_axis(held[:, None], self.wanted, axis=2)
+      sent = sent.reshape(-1, count, count, most).swapaxes(1, 2)
+      return sent.reshape(devices, -1)
     at = self.wanted.reshape(-1, count, count, most) + lanes[:-1, None, None]
     known = np.append(unique, 0)
     received = known[np.minimum(at, len(unique))]
@@ -153,6 +222,7 @@ def exchange(
   slices: int,
   parts: int,
   columns: Sequence[Sequence[int]] | None = None,
+  hosts: int = 1,
 ) -> Exchange:
   """Returns what devices exchange for unique rows that are ordered by lane.
 
@@ -163,6 +233,8 @@ def exchange(
     parts: G, which divides the batch.
     columns: of the lookups, for each host those of its tables' features.
       None: there is one host.
+    hosts: H of a replica, to each of which a row goes once. Without `columns`.
+      1: rows go to slices.
   """
   bounds = lanes.bounds(unique.rows)
   size = bucket(int(np.diff(bounds).max()))
@@ -184,20 +256,53 @@ def exchange(
   by_slice = np.empty((slices, rows), bool)
   counts = np.empty((lanes.total, slices), np.int64)
   _count(of_part, bounds, by_slice, counts)
+  traffic = Traffic(counts, np.diff(bounds), lanes.hosts)
+  own, held, across = lanes.total, size, list[np.ndarray]()
+  # The place of each row in what a device sends to slices.
+  places = np.arange(rows, dtype=np.int32)
+  places = (places - np.repeat(bounds[:-1], np.diff(bounds)))[None]
+  if columns is None and hosts > 1:
+    own //= hosts
+    of_hosts, places, *across = _to_hosts(by_slice, bounds, own, hosts, size)
+    traffic = traffic._replace(of_hosts=of_hosts)
+    held = hosts * across[0].shape[2]
+    counts = counts.reshape(hosts, own, slices).sum(0)
   most = bucket(int(counts.max()), SMALLEST)
-  own = lanes.total // lanes.hosts
-  wanted = np.full((slices, lanes.total, most), size, np.int32)
-  summed = np.full((slices, lanes.total, size), most, np.int32)
-  picked = np.full((len(inverse), some), own * most, np.int32)
-  returned = np.full((len(inverse), own * most), some, np.int32)
+  wanted = np.full((slices, own, most), held, np.int32)
+  summed = np.full((slices, own, held), most, np.int32)
+  from_lanes = own // lanes.hosts * most
+  picked = np.full((len(inverse), some), from_lanes, np.int32)
+  returned = np.full((len(inverse), from_lanes), some, np.int32)
   # Where the parts of each host's tower are in the order of the devices.
   at = np.empty((lanes.hosts, parts), np.int64)
   at[np.repeat(np.arange(lanes.hosts), parts), order] = np.arange(len(order))
   _find_places(
-    by_slice, of_part, bounds, at, wanted, summed, picked, returned, most
+    by_slice, of_part, bounds, at, places, wanted, summed, picked, returned
   )
-  traffic = Traffic(counts, np.diff(bounds), lanes.hosts)
-  return Exchange(wanted, picked, own_inverse, returned, summed, traffic)
+  return Exchange(
+    wanted, picked, own_inverse, returned, summed, traffic, *across
+  )
+
+
+def _to_hosts(
+  by_slice: np.ndarray, bounds: np.ndarray, own: int, hosts: int, size: int
+) -> tuple[np.ndarray, ...]:
+  """Returns what each host gets from the lanes, each of which has `size` rows.
+
+  These are the number of rows of each lane that each host looks up, the place
+  of each row on each host, and `to_hosts` and `from_hosts`.
+  """
+  slices, rows = by_slice.shape
+  lanes = len(bounds) - 1
+  by_host = np.any(by_slice.reshape(-1, own, rows), axis=1)
+  counts = np.empty((lanes, len(by_host)), np.int64)
+  _count_hosts(by_host, bounds, counts)
+  most = bucket(int(counts.max()), SMALLEST)
+  to_hosts = np.full((slices, hosts, most), size, np.int32)
+  from_hosts = np.full((slices, hosts, size), most, np.int32)
+  places = np.empty(by_host.shape, np.int32)
+  _find_hosts(by_host, bounds, to_hosts, from_hosts, places)
+  return counts, places, to_hosts, from_hosts
 
 
 def parts_of_devices(
@@ -222,16 +327,25 @@ def of_towers(
   return of_all
 
 
-def traffic(unique: Unique, lanes: Lanes, slices: int) -> Traffic:
+def traffic(
+  unique: Unique, lanes: Lanes, slices: int, hosts: int = 1
+) -> Traffic:
   """Returns what devices exchange, as `exchange` does, without places.
 
   It takes so little time and memory that thousands of devices can be counted.
   """
   bounds = lanes.bounds(unique.rows)
-  counts = np.zeros((lanes.total, slices), np.int64)
   share = len(unique.inverse) // slices
-  _count_lookups(unique.inverse[: share * slices], bounds, counts)
-  return Traffic(counts, np.diff(bounds), lanes.hosts)
+
+  def counted(among: int) -> np.ndarray:
+    counts = np.zeros((lanes.total, among), np.int64)
+    _count_lookups(unique.inverse[: share * slices], bounds, counts)
+    return counts
+
+  of_hosts = None
+  if lanes.hosts == 1 < hosts:
+    of_hosts = counted(slices * hosts // lanes.total)
+  return Traffic(counted(slices), np.diff(bounds), lanes.hosts, of_hosts)
 
 
 @kernel
@@ -303,35 +417,75 @@ def _count(
 
 @kernel
 @no_type_check
+def _count_hosts(
+  by_host: np.ndarray, bounds: np.ndarray, counts: np.ndarray
+) -> None:
+  for host in range(len(by_host)):
+    for lane in range(len(counts)):
+      count = 0
+      for row in range(bounds[lane], bounds[lane + 1]):
+        count += by_host[host, row]
+      counts[lane, host] = count
+
+
+@kernel
+@no_type_check
+def _find_hosts(
+  by_host: np.ndarray,
+  bounds: np.ndarray,
+  to_hosts: np.ndarray,
+  from_hosts: np.ndarray,
+  places: np.ndarray,
+) -> None:
+  """Places rows for each host, and finds where they will be there."""
+  hosts, most = to_hosts.shape[1:]
+  lanes = len(bounds) - 1
+  for number in range(len(by_host)):
+    replica, host = number // hosts, number % hosts
+    for lane in range(lanes):
+      device, first = replica * lanes + lane, lane // (lanes // hosts) * most
+      count = 0
+      for row in range(bounds[lane], bounds[lane + 1]):
+        if by_host[number, row]:
+          to_hosts[device, host, count] = row - bounds[lane]
+          from_hosts[device, host, row - bounds[lane]] = count
+          places[number, row] = first + count
+          count += 1
+
+
+@kernel
+@no_type_check
 def _find_places(
   by_slice: np.ndarray,
   of_part: np.ndarray,
   bounds: np.ndarray,
   at: np.ndarray,
+  places: np.ndarray,
   wanted: np.ndarray,
   summed: np.ndarray,
   picked: np.ndarray,
   returned: np.ndarray,
-  most: int,
 ) -> None:
-  slices, lanes = wanted.shape[:2]
-  of_slice, of_host = len(of_part) // slices, lanes // len(at)
+  slices, peers, most = wanted.shape
+  of_slice, of_host = len(of_part) // slices, peers // len(at)
   for number in range(slices):
-    for lane in range(lanes):
-      # The device of the slice's replica that has the lane, and the slice's
-      # number in its replica.
-      device, own_slice = number - number % lanes + lane, number % lanes
-      tower, first, count = lane // of_host, lane % of_host * most, 0
-      for row in range(bounds[lane], bounds[lane + 1]):
-        if not by_slice[number, row]:
-          continue
-        wanted[device, own_slice, count] = row - bounds[lane]
-        summed[device, own_slice, row - bounds[lane]] = count
-        place = first + count
-        for part in range(number * of_slice, (number + 1) * of_slice):
-          own = of_part[part, row]
-          if own >= 0:
-            there = at[tower, part]
-            picked[there, own] = place
-            returned[there, place] = own
-        count += 1
+    # The slice's replica, or host in two levels, and its number there.
+    unit, own_slice = number // peers, number % peers
+    there = places[unit % len(places)]
+    for peer in range(peers):
+      device = unit * peers + peer
+      tower, first, count = peer // of_host, peer % of_host * most, 0
+      for lane in range(peer, len(bounds) - 1, peers):
+        for row in range(bounds[lane], bounds[lane + 1]):
+          if not by_slice[number, row]:
+            continue
+          wanted[device, own_slice, count] = there[row]
+          summed[device, own_slice, there[row]] = count
+          place = first + count
+          for part in range(number * of_slice, (number + 1) * of_slice):
+            own = of_part[part, row]
+            if own >= 0:
+              to = at[tower, part]
+              picked[to, own] = place
+              returned[to, place] = own
+          count += 1

@@ -37,8 +37,9 @@ class Counters(NamedTuple):
   """Bytes of rows and of their gradients that went from one of several devices
   to another, without padding."""
   bytes_between_hosts: int = 0
-  """Bytes of the vectors of towers, and of their gradients, that went from a
-  host with a tower of its own to another, without padding."""
+  """Bytes that went from one of several `hosts` to another, without padding:
+  of rows and their gradients, which `bytes_exchanged` has, too, or of vectors
+  of towers and theirs."""
 
 
 def merge(a: Counters, b: Counters) -> Counters:

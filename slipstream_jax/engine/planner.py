@@ -223,13 +223,10 @@ class Slices(NamedTuple):
   """In what they exchange rows and gradients, a member of `EXCHANGES`."""
   replicas: int = 1
   """R, a divisor of W: the devices that have the same lane."""
+  hosts: int = 1
+  """H, a divisor of M: hosts, to each of which a row crosses at most once."""
   towers: HostTowers | None = None
-  """If several hosts have a tower each."""
-
-  @property
-  def hosts(self) -> int:
-    """H, a divisor of W: hosts with a tower each, or 1."""
-    return 1 if self.towers is None else len(self.towers.features)
+  """If each host has a tower, to which no row crosses at all."""
 
   @property
   def lanes(self) -> int:
@@ -237,7 +234,7 @@ class Slices(NamedTuple):
     return self.devices // self.replicas
 
   def bytes_between_hosts(self, examples: int) -> int:
-    """Returns the bytes of vectors and gradients that leave their host.
+    """Returns the bytes of towers' vectors and gradients that leave their host.
 
     Those of an example go to the host that computes it, and back. Each host
     computes equally many, so one in H stays.
@@ -461,7 +458,7 @@ class Planner(NamedTuple):
         lanes = tuple(map(over.lanes_of, groups))
         uniques = tuple(map(in_lanes, uniques, lanes))
         exchanges = tuple(
-          self.exchange(one, own, over.devices, over.parts, columns)
+          self.exchange(one, own, over.devices, over.parts, columns, over.hosts)
           for one, own, columns in zip(
             uniques, lanes, map(over.columns_of, groups), strict=True
           )

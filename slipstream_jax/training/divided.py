@@ -32,6 +32,7 @@ def divided(
   parts: Any,
   exchange: Any = 'float32',
   replicas: Any = 1,
+  hosts: Any = 1,
   towers: HostTowers | None = None,
 ) -> Slices | None:
   """Returns how a step is divided. None: one device computes it as a whole.
@@ -42,12 +43,13 @@ def divided(
       f32, else 8 or W.
     exchange: a member of `EXCHANGES`.
     replicas: R, devices that have the same rows.
+    hosts: H of a replica, to each of which a row crosses at most once.
     towers: from `towers_of`.
 
   Raises:
     UserError: one is no power of two, or there are fewer devices, or parts
-      than devices, devices than replicas or hosts, or one part of which nothing
-      is exchanged, or several hosts with towers have replicas.
+      than devices, devices than replicas or hosts of each, or one part of which
+      nothing is exchanged, or several hosts with towers have replicas.
   """
   check_whole(devices, 1, 'Trainer, devices', 'use 1, or a power of two')
   element = choose(EXCHANGES, exchange, 'Trainer, exchange')
@@ -55,7 +57,7 @@ def divided(
   if parts is None:
     parts = 1 if devices == 1 and whole else max(8, devices)
   of_all = {'devices': devices, 'parts': parts, 'replicas': replicas}
-  of_all['hosts'] = hosts = 1 if towers is None else len(towers.features)
+  of_all['hosts'] = hosts
   for name, value in of_all.items():
     where = f'Trainer, {name}'
     check_whole(value, 1, where, 'such as 8')
@@ -81,14 +83,14 @@ def divided(
       where='Trainer, replicas',
       hint='take fewer replicas, such as one for each host',
     )
-  if hosts > devices:
+  if hosts > devices // replicas:
     raise UserError(
-      f'the hosts with a tower each must divide the {devices} devices',
+      f'the hosts of a replica must divide its {devices // replicas} devices',
       got=hosts,
       where='Trainer, hosts',
-      hint='take more devices, or fewer towers',
+      hint='take more devices, or fewer hosts',
     )
-  if hosts > 1 and replicas > 1:
+  if towers is not None and replicas > 1:
     raise UserError(
       'hosts with a tower each have no replicas of rows',
       got=replicas,
@@ -105,36 +107,35 @@ def divided(
       hint='take 8 parts, or leave exchange out',
     )
   devices_of(devices)
-  return Slices(devices, parts, exchange, replicas, towers)
+  return Slices(devices, parts, exchange, replicas, hosts, towers)
 
 
 def towers_of(model: Any, tables: TableSet, hosts: Any) -> HostTowers | None:
-  """Returns the towers of several hosts. None: there is one host.
+  """Returns the towers of several hosts. None: they have none.
 
   Raises:
-    UserError: there are several hosts, and the model is no `DMT` of as many
-      towers whose tables differ, or one with weights of first order or padding.
+    UserError: there are several hosts, and the model is a `DMT` of other than
+      as many towers whose tables differ, or one with weights of first order or
+      padding.
   """
-  check_whole(hosts, 1, 'Trainer, hosts', 'use 1, or the number of towers')
-  if hosts == 1:
+  check_whole(hosts, 1, 'Trainer, hosts', 'use 1, or the number of hosts')
+  if hosts == 1 or not isinstance(model, DMT):
     return None
-  got = f'a {type(model).__name__}'
-  if isinstance(model, DMT):
-    got = f'{len(model.towers)} towers'
-    if model.first_order or model.padded:
-      got = 'towers with first_order, or padded'
-    elif len(model.towers) == hosts:
-      model.check_towers(len(tables.features))
-      names = [*tables.features]
-      towers = tuple(tuple(names[i] for i in own) for own in model.towers)
-      _check_tables(tables, towers)
-      return HostTowers(towers, model.width or tables.groups[0].dim)
-  raise UserError(
-    f'{hosts} hosts need a DMT of {hosts} towers, one for each',
-    got=got,
-    where='Trainer, hosts',
-    hint='leave hosts out, or give DMT as many towers',
-  )
+  if model.first_order or model.padded or len(model.towers) != hosts:
+    odd = model.first_order or model.padded
+    raise UserError(
+      f'{hosts} hosts need a DMT of {hosts} towers, one for each',
+      got='towers with first_order, or padded'
+      if odd
+      else f'{len(model.towers)} towers',
+      where='Trainer, hosts',
+      hint='leave hosts out, or give DMT as many towers',
+    )
+  model.check_towers(len(tables.features))
+  names = [*tables.features]
+  towers = tuple(tuple(names[i] for i in own) for own in model.towers)
+  _check_tables(tables, towers)
+  return HostTowers(towers, model.width or tables.groups[0].dim)
 
 
 def _check_tables(tables: TableSet, towers: Sequence[Sequence[str]]) -> None:

@@ -487,7 +487,8 @@ def moved_by_group(
     of_groups = zip(counts, tables.groups, item.exchanges, strict=True)
     return [
       count._replace(
-        bytes_exchanged=int(sum(map(np.sum, one.traffic.sent(group, element))))
+        bytes_exchanged=int(sum(map(np.sum, one.traffic.sent(group, element)))),
+        bytes_between_hosts=one.traffic.between_hosts(group, element),
       )
       for count, group, one in of_groups
     ]

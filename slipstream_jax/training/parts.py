@@ -36,7 +36,6 @@ from slipstream_jax.engine.mesh import (
   Devices,
   EACH,
   HOSTS,
-  LANES,
   OF_HOST,
   on_first,
   Packed,
@@ -90,22 +89,40 @@ class Parts(NamedTuple):
   """Number of each part in the batch."""
 
 
+class There(NamedTuple):
+  """Places of a group's rows on their way from lanes to parts."""
+
+  wanted: Array
+  """As in `Exchange`, like the next ones."""
+  picked: Array
+  to_hosts: Array | None
+
+
+class Back(NamedTuple):
+  """Places of a group's gradients on their way from parts to lanes."""
+
+  returned: Array
+  """As in `Exchange`, like the next ones."""
+  summed: Array
+  from_hosts: Array | None
+  received: Array | None
+  """Numbers of the rows that the slice receives. None: it gets them in f32."""
+  held: Array | None
+  """The same of the rows that the device gets for its host."""
+
+
 class Inputs(NamedTuple):
   """A step's arrays, with a part for each device."""
 
-  wanted: tuple[Array, ...]
-  """Per group, as in `Exchange`, like the next three."""
-  picked: tuple[Array, ...]
-  returned: tuple[Array, ...]
-  summed: tuple[Array, ...]
+  there: tuple[There, ...]
+  """Per group, like the next ones but for the parts."""
+  back: tuple[Back, ...]
   parts: Parts
   """Places of lookups, examples and numbers of the device's parts."""
   row_weights: tuple[Array, ...]
-  """Per group, as in `PlannedBatch`, each lane's rows padded."""
+  """As in `PlannedBatch`, each lane's rows padded."""
   numbers: tuple[Array | None, ...]
-  """Per group where draws need them, the numbers of the lane's rows."""
-  received: tuple[Array | None, ...]
-  """Numbers of the rows that the slice receives. None: it gets them in f32."""
+  """Where draws need them, the numbers of the lane's rows."""
   tower: Any = None
   """`TowerInputs` of the device, where towers have hosts of their own."""
 
@@ -123,11 +140,12 @@ class PartsStep:
     """Compiles nothing yet."""
     self.devices, self.parts = devices, over.parts
     parts, self.narrow = over.parts, over.exchange != 'float32'
+    towers = 1 if over.towers is None else over.hosts
     self.groups = recipe.tables.groups
     self.rounds = devices.whole(np.int32(parts // devices.size))
     run = devices.compiled
     self._send = run(
-      functools.partial(_send, parts, self.narrow),
+      functools.partial(_send, parts, self.narrow, towers),
       (SPLIT, EACH),
       (EACH, SPLIT, EACH),
     )
@@ -137,8 +155,8 @@ class PartsStep:
       EACH,
     )
     self._add = run(
-      functools.partial(add, self.narrow),
-      (EACH, EACH, EACH, EACH, WHOLE, EACH, EACH),
+      functools.partial(add, self.narrow, towers),
+      (EACH, EACH, EACH, EACH, WHOLE),
       (WHOLE, SPLIT),
     )
     self._update = run(
@@ -219,13 +237,14 @@ class PartsStep:
       batch.map(cut),
       np.arange(self.parts, dtype=np.int32),
     )
-    weights, rows, of_slices = [], [], []
+    weights, rows, back = [], [], []
     for group, plan, own, one in zip(
       self.groups, item.plans, item.row_weights, exchanges, strict=True
     ):
       assert plan.lanes is not None
       at = block_places(plan.lanes, lanes * one.size)
-      weight, known, others = np.ones(lanes * one.size, np.float32), None, None
+      weight = np.ones(lanes * one.size, np.float32)
+      known, received, held = None, None, None
       weight[at] = own[: len(at)]
       weights.append(of_all(weight))
       if group.dtype != 'float32' or self.narrow:
@@ -233,19 +252,19 @@ class PartsStep:
         known[at] = plan.rows
         known = of_all(known)
       if self.narrow:
-        received = one.rows(plan.rows, plan.lanes, self.devices.hosts)
-        others = received.astype(np.uint32)
+        ways = plan.rows, plan.lanes
+        received = one.rows(*ways, self.devices.hosts).astype(np.uint32)
+        if one.to_hosts is not None:
+          held = one.held(*ways).astype(np.uint32)
       rows.append(known)
-      of_slices.append(others)
+      way = one.returned, one.summed, one.from_hosts
+      back.append(Back(*way, received, held))
     return Inputs(
-      tuple(one.wanted for one in exchanges),
-      tuple(one.picked for one in exchanges),
-      tuple(one.returned for one in exchanges),
-      tuple(one.summed for one in exchanges),
+      tuple(There(one.wanted, one.picked, one.to_hosts) for one in exchanges),
+      tuple(back),
       parts,
       tuple(weights),
       tuple(rows),
-      tuple(of_slices),
     )
 
   def __call__(
@@ -284,13 +303,9 @@ class PartsStep:
       state.params, state.step, state.rng, self.rounds, rows, own
     )
     added: tuple[Sums, tuple[jax.Array, ...]]
-    added = self._add(sums, of_rows, *self.back(state, inputs))
+    numbers = inputs.numbers if self.narrow else ()
+    added = self._add(sums, of_rows, inputs.back, numbers, state.step)
     return added
-
-  def back(self, state: TrainState, inputs: Inputs) -> tuple[Any, ...]:
-    """Returns what `add` needs to return gradients to their lanes."""
-    draws = (inputs.received, inputs.numbers) if self.narrow else ((), ())
-    return inputs.returned, inputs.summed, state.step, *draws
 
 
 def _take(rows: jax.Array, at: jax.Array) -> jax.Array:
@@ -310,20 +325,34 @@ def _crossing(
   return got.astype(jnp.float32)
 
 
-def _to_others(values: jax.Array, narrow: bool) -> jax.Array:
-  """Sends the n-th values to the n-th lane of the host, [H, L, ...]."""
+def _to_others(values: jax.Array, narrow: bool, towers: int) -> jax.Array:
+  """Sends the n-th values to the n-th lane of the host, [T, L, ...].
+
+  Where T hosts have a tower each, a device has values for T slices.
+  """
 
   def send(one: jax.Array) -> jax.Array:
     got: jax.Array = lax.all_to_all(one, OF_HOST, 1, 1)
     return got
 
-  of_hosts = values.reshape(lax.axis_size(HOSTS), -1, *values.shape[1:])
+  of_hosts = values.reshape(towers, -1, *values.shape[1:])
   return _crossing(of_hosts, narrow, send)
+
+
+def _to_hosts(values: jax.Array, narrow: bool) -> jax.Array:
+  """Sends the n-th values to the device of this number on the n-th host."""
+
+  def send(one: jax.Array) -> jax.Array:
+    got: jax.Array = lax.all_to_all(one, HOSTS, 0, 0)
+    return got
+
+  return _crossing(values, narrow, send)
 
 
 def _send(
   parts: int,
   narrow: bool,
+  towers: int,
   rows: tuple[jax.Array, ...],
   packed: Packed,
 ) -> tuple[tuple[tuple[jax.Array, ...], Parts], Masks, Inputs]:
@@ -333,22 +362,23 @@ def _send(
   lane, and what other programs need.
   """
   inputs, groups = packed.unpacked(), []
-  for of_lane, at, of_parts in zip(
-    rows, inputs.wanted, inputs.picked, strict=True
-  ):
-    sent, rounds = _take(of_lane, at[0]), narrow and of_lane.dtype == 'float32'
+  for of_lane, way in zip(rows, inputs.there, strict=True):
+    dim, rounds = of_lane.shape[1], narrow and of_lane.dtype == 'float32'
     if rounds:  # by this name, as XLA may drop a conversion there and back
-      sent = lax.reduce_precision(sent, exponent_bits=8, mantissa_bits=7)
-    # From each lane of the host: [H, L Q, D], as each has H slices.
-    got = _to_others(sent, rounds)
-    got = got.reshape(len(got), -1, of_lane.shape[1])
-    at = of_parts.reshape(len(got), -1, of_parts.shape[1])
+      of_lane = lax.reduce_precision(of_lane, exponent_bits=8, mantissa_bits=7)
+    if way.to_hosts is not None:
+      of_lane = _to_hosts(_take(of_lane, way.to_hosts[0]), rounds)
+      of_lane = of_lane.reshape(-1, dim)
+    # From each lane of the host: [T, L Q, D], as each has T slices.
+    got = _to_others(_take(of_lane, way.wanted[0]), rounds, towers)
+    got = got.reshape(towers, -1, dim)
+    at = way.picked.reshape(towers, -1, way.picked.shape[1])
     of_slices = [_take(*one) for one in zip(got, at, strict=True)]
     groups.append(jnp.concatenate(of_slices))
   roomy: tuple[tuple[jax.Array, ...], Parts]
   roomy = with_room(parts, (tuple(groups), inputs.parts))
   none = tuple(jnp.zeros(len(one), bool) for one in inputs.row_weights)
-  later = inputs._replace(wanted=(), picked=(), parts=())
+  later = inputs._replace(there=(), parts=())
   return roomy, none, later
 
 
@@ -517,15 +547,25 @@ def crossed(own: Any, send: Callable[[jax.Array], jax.Array]) -> Any:
 
 
 def _of_all(own: Sums) -> Sums:
-  """Returns the sums of all slices: of each replica's, then of replicas."""
-  gathered = crossed(own, lambda one: lax.all_gather(one, LANES))
-  slices = range(lax.axis_size(LANES))
-  total: Sums = tree_sum(
-    [jax.tree.map(operator.itemgetter(number), gathered) for number in slices]
-  )
+  """Returns the sums of all slices: of a host's, of hosts, of replicas."""
+  total = own
+  for axis in OF_HOST, HOSTS:
+    if (size := lax.axis_size(axis)) > 1:
+      gathered = crossed(total, functools.partial(_gathered, axis))
+      total = tree_sum(
+        [
+          jax.tree.map(operator.itemgetter(number), gathered)
+          for number in range(size)
+        ]
+      )
   for send in _other_replicas():
     total = jax.tree.map(jnp.add, total, crossed(total, send))
   return total
+
+
+def _gathered(axis: str, own: jax.Array) -> jax.Array:
+  of_all: jax.Array = lax.all_gather(own, axis)
+  return of_all
 
 
 def _other_replicas() -> Iterator[Callable[[jax.Array], jax.Array]]:
@@ -539,78 +579,99 @@ def _other_replicas() -> Iterator[Callable[[jax.Array], jax.Array]]:
 
 def add(
   narrow: bool,
+  towers: int,
   sums: Sums,
   rows: tuple[jax.Array, ...],
-  returned: tuple[jax.Array, ...],
-  summed: tuple[jax.Array, ...],
-  step: Int[jax.Array, ''],
-  received: tuple[UInt32[jax.Array, '1 _MQ'], ...],
+  back: tuple[Back, ...],
   numbers: tuple[UInt32[jax.Array, ' _P'], ...],
+  step: Int[jax.Array, ''],
 ) -> tuple[Sums, tuple[jax.Array, ...]]:
   """Returns the sums of all parts, and the gradients of the lane's rows."""
-  slices, replicas = lax.axis_size(ALL), lax.axis_size(REPLICAS)
-  hosts = lax.axis_size(HOSTS)
-  own_parts = range(len(returned[0]) // hosts)
+  own_parts = range(len(back[0].returned) // towers)
   of_parts = [
     jax.tree.map(operator.itemgetter(part), sums) for part in own_parts
   ]
   total = _of_all(tree_sum(of_parts))
   gradients = []
-  for group, one in enumerate(zip(rows, returned, summed, strict=True)):
-    of_slices: list[Rounding] | None = None
-    of_lane = None
+  for group, (own, way) in enumerate(zip(rows, back, strict=True)):
+    rounding = None
     if narrow:
-      number = lax.axis_index(REPLICAS).astype(jnp.uint32)
-      of_lane = Rounding(
-        group, step, numbers[group], replicas, jnp.uint32(replicas) + number
-      )
-      of_slices = [
-        Rounding(group, step, of_slice, slices, jnp.uint32(slices) + at)
-        for of_slice, at in zip(
-          received[group].reshape(hosts, -1), _slices(), strict=True
-        )
-      ]
-    gradients.append(_of_lane(*one, of_slices, of_lane))
+      rounding = _roundings(group, step, towers, numbers[group], way)
+    gradients.append(_of_lane(own, way, towers, rounding))
   return total, tuple(gradients)
 
 
-def _slices() -> list[UInt32[jax.Array, '']]:
-  """Returns the numbers of the slices whose rows a device looks up."""
-  hosts, of_host = lax.axis_size(HOSTS), lax.axis_size(OF_HOST)
-  replica, own = lax.axis_index(REPLICAS), lax.axis_index(OF_HOST)
-  return [
-    ((replica * hosts + host) * of_host + own).astype(jnp.uint32)
-    for host in range(hosts)
+class _Roundings(NamedTuple):
+  """Roundings of a group's gradients on their way."""
+
+  of_slices: list[Rounding]
+  of_host: Rounding
+  """Of what a host adds, or the lane if rows go to slices at once."""
+  of_lane: Rounding
+
+
+def _roundings(
+  group: int,
+  step: Int[jax.Array, ''],
+  towers: int,
+  numbers: UInt32[jax.Array, ' _P'],
+  back: Back,
+) -> _Roundings:
+  slices, replicas = lax.axis_size(ALL), lax.axis_size(REPLICAS)
+  of_lane = Rounding(
+    group, step, numbers, replicas, _number(REPLICAS, replicas)
+  )
+  of_host = of_lane
+  if back.held is not None:
+    hosts, number = lax.axis_size((REPLICAS, HOSTS)), (REPLICAS, HOSTS)
+    of_host = Rounding(group, step, back.held[0], hosts, _number(number, hosts))
+  assert back.received is not None
+  of_slices = [
+    Rounding(group, step, one, slices, jnp.uint32(slices) + at)
+    for one, at in zip(
+      back.received.reshape(towers, -1), _slices(towers), strict=True
+    )
   ]
+  return _Roundings(of_slices, of_host, of_lane)
+
+
+def _number(axis: Any, size: int) -> UInt32[jax.Array, '']:
+  """Returns the number of a device's sum among the sums of a tree."""
+  return jnp.uint32(size) + lax.axis_index(axis).astype(jnp.uint32)
+
+
+def _slices(towers: int) -> list[UInt32[jax.Array, '']]:
+  """Returns the numbers of the slices whose rows a device looks up."""
+  if towers == 1:
+    return [lax.axis_index(ALL).astype(jnp.uint32)]
+  own, of_host = lax.axis_index(OF_HOST), lax.axis_size(OF_HOST)
+  return [(host * of_host + own).astype(jnp.uint32) for host in range(towers)]
 
 
 def _of_lane(
-  own: jax.Array,
-  returned: jax.Array,
-  summed: jax.Array,
-  of_slices: Sequence[Rounding] | None,
-  of_lane: Rounding | None,
+  own: jax.Array, back: Back, towers: int, rounding: _Roundings | None
 ) -> jax.Array:
-  """Returns a group's gradients of the rows of the device's lane.
-
-  If given, the first round what slices add, and the last what the lane does.
-  """
-  hosts, narrow = lax.axis_size(HOSTS), of_lane is not None
+  """Returns a group's gradients of the rows of the device's lane."""
   # A row that a part does not look up has a gradient of 0 there.
-  sums, of_slice = [], len(returned) // hosts
-  for host in range(hosts):
-    some = range(host * of_slice, (host + 1) * of_slice)
-    parts: Sequence[jax.Array] = [_take(own[i], returned[i]) for i in some]
-    rounding = None if of_slices is None else of_slices[host]
-    sums.append(
-      tree_sum(parts if rounding is None else rounding(parts), rounding)
-    )
+  sums, of_slice = [], len(back.returned) // towers
+  for number in range(towers):
+    some = range(number * of_slice, (number + 1) * of_slice)
+    parts: Sequence[jax.Array] = [_take(own[i], back.returned[i]) for i in some]
+    rounds = None if rounding is None else rounding.of_slices[number]
+    sums.append(tree_sum(parts if rounds is None else rounds(parts), rounds))
   # The only slice's gradients are the last sum, which is not rounded.
-  narrow &= lax.axis_size(ALL) > 1
-  sent = jnp.stack(sums).reshape(len(summed[0]), -1, own.shape[-1])
-  got = _to_others(sent, narrow).reshape(sent.shape)
-  slices = [_take(*one) for one in zip(got, summed[0], strict=True)]
-  return _of_replicas(tree_sum(slices, of_lane), narrow, of_lane)
+  narrow = rounding is not None and lax.axis_size(ALL) > 1
+  sent = jnp.stack(sums).reshape(len(back.summed[0]), -1, own.shape[-1])
+  got = _to_others(sent, narrow, towers).reshape(sent.shape)
+  slices = [_take(*one) for one in zip(got, back.summed[0], strict=True)]
+  of_host, of_lane = (None, None) if rounding is None else rounding[1:]
+  gradient = tree_sum(slices, of_host)
+  if back.from_hosts is not None:
+    sent = gradient.reshape(len(back.from_hosts[0]), -1, own.shape[-1])
+    got = _to_hosts(sent, narrow)
+    hosts = [_take(*one) for one in zip(got, back.from_hosts[0], strict=True)]
+    gradient = tree_sum(hosts, of_lane)
+  return _of_replicas(gradient, narrow, of_lane)
 
 
 def _of_replicas(

@@ -45,6 +45,7 @@ from slipstream_jax.models.embedding import embed
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training.parts import (
   add,
+  Back,
   crossed,
   Inputs,
   loop,
@@ -109,7 +110,7 @@ class TowersStep(PartsStep):
     )
     self._add_towers = run(
       functools.partial(_add_towers, self.narrow),
-      (EACH, EACH, EACH, EACH, EACH, WHOLE, EACH, EACH),
+      (EACH, EACH, EACH, EACH, EACH, WHOLE),
       (WHOLE, SPLIT),
     )
 
@@ -151,8 +152,9 @@ class TowersStep(PartsStep):
       params, *of_tower, self._cross_back(of_vectors)
     )
     added: tuple[Sums, tuple[jax.Array, ...]]
+    numbers = inputs.numbers if self.narrow else ()
     added = self._add_towers(
-      sums, of_params, of_rows, *self.back(state, inputs)
+      sums, of_params, of_rows, inputs.back, numbers, state.step
     )
     return added
 
@@ -341,13 +343,13 @@ def _add_towers(
   sums: Sums,
   of_params: Any,
   rows: tuple[jax.Array, ...],
-  returned: tuple[jax.Array, ...],
+  back: tuple[Back, ...],
   *others: Any,
 ) -> tuple[Sums, tuple[jax.Array, ...]]:
   """Returns the sums of all parts, and the gradients of the lane's rows."""
-  total, gradients = add(narrow, sums, rows, returned, *others)
   hosts = lax.axis_size(HOSTS)
-  own = len(returned[0]) // hosts
+  total, gradients = add(narrow, hosts, sums, rows, back, *others)
+  own = len(back[0].returned) // hosts
 
   def part(number: int) -> Any:
     return jax.tree.map(operator.itemgetter(number), of_params)

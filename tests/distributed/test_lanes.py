@@ -132,6 +132,91 @@ def test_exchange_is_that_of_dictionaries(drawn):
       np.testing.assert_array_equal(got, np.where(here, lane_rows[lane], -1))
 
 
+@given(batches(), st.data())
+def test_two_levels_exchange_as_dictionaries_say(drawn, data):
+  """A row goes to each host once, and from there to the slices."""
+  lookups, lanes, replicas = drawn
+  if lanes == 1:
+    return
+  hosts = data.draw(st.sampled_from([h for h in (2, 4, 8) if h <= lanes]))
+  slices, own, parts = lanes * replicas, lanes // hosts, 8
+  ways = even_lanes(41, lanes)
+  unique = in_lanes(unique_rows(lookups, 41), ways)
+  bounds = ways.bounds(unique.rows)
+  way = exchange(unique, ways, slices, parts, None, hosts)
+  of_lanes = np.full((lanes, way.size + 1), -1)
+  for lane in range(lanes):
+    mine = unique.rows[bounds[lane] : bounds[lane + 1]]
+    of_lanes[lane, : len(mine)] = mine
+  # From lane (g, j) of a replica to device j of each of its hosts.
+  devices = np.arange(slices).reshape(replicas, hosts, own)
+  sent = np.stack([of_lanes[d % lanes][way.to_hosts[d]] for d in range(slices)])
+  held = np.stack(
+    [sent[devices[r, :, j], h] for r, h, j in np.ndindex(devices.shape)]
+  ).reshape(slices, -1)
+  known = way.held(unique.rows, bounds)
+  np.testing.assert_array_equal(np.where(held < 0, -1, known), held)
+  owner = ways.owners(np.arange(41))
+  wanted = [{*one.tolist()} - {-1} for one in lookups.reshape(slices, -1)]
+  for r, h, j in np.ndindex(devices.shape):
+    of_host = set.union(*(wanted[n] for n in devices[r, h]))
+    expected = sorted(row for row in of_host if owner[row] % own == j)
+    got = held[devices[r, h, j]]
+    assert sorted(got[got >= 0].tolist()) == expected
+  padded = np.pad(held, [(0, 0), (0, 1)], constant_values=-1)
+  received = way.rows(unique.rows, bounds)
+  for number in range(slices):
+    unit, place = divmod(number, own)
+    peers = range(unit * own, (unit + 1) * own)
+    got = np.concatenate([padded[d][way.wanted[d, place]] for d in peers])
+    assert sorted(got[got >= 0].tolist()) == sorted(wanted[number])
+    np.testing.assert_array_equal(np.where(got < 0, -1, received[number]), got)
+    for part in range(number * parts // slices, (number + 1) * parts // slices):
+      rows = np.append(got, -1)[way.picked[part]]
+      there = way.inverse[part].reshape(-1)
+      looked_up = lookups.reshape(parts, -1)[part]
+      found = np.where(there < 0, -1, rows[there])
+      np.testing.assert_array_equal(found, looked_up)
+      back = np.append(rows, -1)[way.returned[part]]
+      here = np.isin(got, looked_up)
+      np.testing.assert_array_equal(back, np.where(here, got, -1))
+    for device in peers:  # gradients of the slice come back to what it got
+      rows = padded[device][way.wanted[device, place]]
+      back = np.append(rows, -1)[way.summed[device, place]]
+      here = np.isin(held[device], [*wanted[number]])
+      np.testing.assert_array_equal(back, np.where(here, held[device], -1))
+  for device, host in np.ndindex(slices, hosts):  # and those of a host
+    lane = device % lanes
+    back = np.append(sent[device, host], -1)[way.from_hosts[device, host]]
+    mine = of_lanes[lane, :-1]
+    here = np.isin(mine, sent[device, host])
+    np.testing.assert_array_equal(back, np.where(here, mine, -1))
+  counted = traffic(unique, ways, slices, hosts)
+  np.testing.assert_array_equal(counted.of_hosts, way.traffic.of_hosts)
+  assert_bytes(way.traffic, wanted, owner, devices)
+
+
+def assert_bytes(found, wanted, owner, devices):
+  """Bytes are those of each row to each host and each slice that wants it."""
+  (group,) = tables_of({'t': 41}).groups
+  replicas, hosts, own = devices.shape
+  far = near = 0
+  for r, h in np.ndindex(replicas, hosts):
+    of_host = set.union(*(wanted[n] for n in devices[r, h]))
+    far += sum(owner[row] // own != h for row in of_host)
+    for place, number in enumerate(devices[r, h]):
+      near += sum(owner[row] % own != place for row in wanted[number])
+  of_pairs = found._pairs()
+  here = np.arange(hosts * own) // own
+  others = here[:, None] != here
+  assert (of_pairs * others).sum() == far
+  assert (of_pairs * (~others & ~np.eye(len(here), dtype=bool))).sum() == near
+  assert found.between_hosts(group, 4) == far * group.dim * 2 * 4
+  if replicas == 1:
+    sent = [int(one.sum()) for one in found.sent(group, 4, own)]
+    assert sent == [one * group.dim * 2 * 4 for one in (near, far)]
+
+
 @st.composite
 def towers(draw):
   """Lookups of tables, and the tables that each host has."""
@@ -160,7 +245,7 @@ def test_hosts_with_towers_exchange_as_dictionaries_say(drawn):
   tables = tables_of(sizes)
   hosts, parts, own = len(of_hosts), 8, lanes // len(of_hosts)
   (group,) = tables.groups
-  over = Slices(lanes, parts, towers=HostTowers(of_hosts, 16))
+  over = Slices(lanes, parts, hosts=hosts, towers=HostTowers(of_hosts, 16))
   ways, columns = over.lanes_of(group), over.columns_of(group)
   rows = np.arange(group.num_rows)
   owner, numbers = ways.owners(rows), ways.numbers(rows)

@@ -254,7 +254,6 @@ def test_a_device_exchanges_with_its_host_and_its_peers_alone(hosts):
 @pytest.mark.parametrize(
   ('model', 'how', 'rule'),
   [
-    (slip.DLRM(bottom=(6, DIM)), {}, 'need a DMT of 2 towers.*a DLRM'),
     (dmt(4, 'linear'), {}, 'need a DMT of 2 towers.*4 towers'),
     (
       slip.DMT(bottom=(6, DIM), towers=((0, 1, 2), (3, 4))),
@@ -268,8 +267,14 @@ def test_a_device_exchanges_with_its_host_and_its_peers_alone(hosts):
     ),
     (dmt(2, 'linear', padded=True), {}, 'padded'),
     (dmt(2, 'linear'), {'replicas': 2}, 'no replicas of rows, got 2'),
-    (dmt(2, 'linear'), {'devices': 1}, 'divide the 1 devices, got 2'),
+    (dmt(2, 'linear'), {'devices': 1}, 'divide its 1 devices, got 2'),
     (dmt(2, 'linear'), {'hosts': 0}, 'hosts'),
+    (slip.DLRM(bottom=(6, DIM)), {'hosts': 3}, 'power of two.*got 3'),
+    (
+      slip.DLRM(bottom=(6, DIM)),
+      {'hosts': 4, 'replicas': 4},
+      'divide its 2 devices, got 4',
+    ),
   ],
 )
 def test_hosts_that_cannot_be_are_refused(model, how, rule):

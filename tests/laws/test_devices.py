@@ -49,6 +49,7 @@ def run(
   make=small.recipe,
   exchange='float32',
   replicas=1,
+  hosts=1,
 ):
   """All rows, their state and the rest after some steps, and the losses."""
   length = small.STEPS if make is small.sequence_recipe else 2
@@ -60,7 +61,7 @@ def run(
     small.DENSE,
     seed=3,
     hot=small.hot(columns),
-    over=Slices(devices, PARTS, exchange, replicas),
+    over=Slices(devices, PARTS, exchange, replicas, hosts),
   )
   source = ColumnBatches(columns, BATCH, shuffle_seed=1)
   with planned(trainer, source, 2) as batches:
@@ -94,6 +95,26 @@ def test_devices_change_no_number(devices, placement):
 )
 def test_replicas_change_no_number(devices, replicas, placement, exchange):
   found = run(devices, placement, exchange=exchange, replicas=replicas)
+  assert_same_bits(found, run(1, exchange=exchange))
+
+
+@pytest.mark.parametrize(
+  ('devices', 'replicas', 'hosts', 'placement', 'exchange'),
+  [
+    (8, 2, 2, 'cached', 'bfloat16'),
+    (8, 1, 2, 'pinned', 'float32'),
+    *(
+      pytest.param(*sizes, placement, exchange, marks=pytest.mark.slow)
+      for sizes in ((8, 1, 4), (8, 1, 8), (8, 4, 2), (4, 1, 2), (2, 1, 2))
+      for placement in ('streamed', 'cached')
+      for exchange in ('float32', 'bfloat16')
+    ),
+  ],
+)
+def test_hosts_change_no_number(devices, replicas, hosts, placement, exchange):
+  found = run(
+    devices, placement, exchange=exchange, replicas=replicas, hosts=hosts
+  )
   assert_same_bits(found, run(1, exchange=exchange))
 
 
