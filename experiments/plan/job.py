@@ -17,6 +17,7 @@ from experiments.common import build, cli, datasets
 from experiments.common.progress import Bar
 from experiments.plan import rivals, times
 from experiments.plan.machine import Link, Machine, machine_of
+from experiments.plan.times import exchanged
 from experiments.profile.predictions import SHARES
 from slipstream_jax.data.admission import CheckedSource, ExampleShape
 from slipstream_jax.data.source import bound_to, Dataset
@@ -32,6 +33,7 @@ from slipstream_jax.engine.group_rows import lanes_of
 from slipstream_jax.engine.pipeline import StepProbe
 from slipstream_jax.engine.planner import PlannedBatch, Planner, Slices, Start
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.models.dmt import DMT
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.hot import hot_by_group
@@ -100,6 +102,8 @@ class Candidate(NamedTuple):
   """A way to place rows on devices, with its modelled time."""
 
   replicas: int
+  hosts: int
+  """Between which a row crosses once. 1: rows go to each slice."""
   counts: Simulated
   time: times.StepTime
 
@@ -146,7 +150,7 @@ def plan(
     rate = asked.examples(number) / number
     first = first or rate / best.time.total
     plans += [
-      {'devices': number, 'replicas': one.replicas}
+      {'devices': number, 'replicas': one.replicas, 'hosts': one.hosts}
       | _timed(one, room, one is best)
       | {'efficiency': rate / one.time.total / first}
       for one in candidates
@@ -182,7 +186,7 @@ def plan(
     capacities = _capacities(asked, most, last, room, bar)
     yield f'capacities of a cache on each of {most} devices', capacities
   yield f'tables on {most} devices', last.counts.of_tables
-  settings = {'devices': most, 'replicas': last.replicas}
+  settings = {'devices': most, 'replicas': last.replicas, 'hosts': last.hosts}
   settings['data.batch_size'] = asked.examples(most)
   for line in capacities:
     if line['plan'] == 'best':
@@ -223,6 +227,7 @@ class _Asked(NamedTuple):
     stored: float,
     crossing: times.Crossing,
     replicas: int = 1,
+    hosts: int = 1,
   ) -> times.StepTime:
     """Returns the time of a step, given what the busiest device moves."""
     return times.step_time(
@@ -236,6 +241,7 @@ class _Asked(NamedTuple):
       crossing,
       self.measured,
       replicas,
+      min(hosts, 2),
     )
 
 
@@ -259,15 +265,16 @@ def _asked(
 def _candidates(asked: _Asked, devices: int, bar: Bar) -> list[Candidate]:
   """Returns a plan for each number of replicas that may be best."""
   return [
-    _candidate(asked, devices, replicas, bar)
-    for replicas in _choices(devices, asked.machine)
+    _candidate(asked, devices, *choice, bar)
+    for choice in _choices(asked, devices)
   ]
 
 
 def _candidate(
-  asked: _Asked, devices: int, replicas: int, bar: Bar
+  asked: _Asked, devices: int, replicas: int, hosts: int, bar: Bar
 ) -> Candidate:
-  bar.begin(f'{devices} devices, {replicas} replicas', asked.steps, 'step')
+  name = f'{devices} devices, {replicas} replicas, {hosts} hosts'
+  bar.begin(name, asked.steps, 'step')
   counts = simulated(
     asked.config,
     asked.data,
@@ -277,11 +284,13 @@ def _candidate(
     asked.steps,
     bar.show,
     replicas=replicas,
+    hosts=hosts,
     within=asked.machine.devices,
     examples=asked.examples(devices),
   )
-  time = asked.time(devices, *counts.busiest, replicas=replicas)
-  return Candidate(replicas, counts, time)
+  busiest = counts.busiest
+  time = asked.time(devices, *busiest, replicas=replicas, hosts=hosts)
+  return Candidate(replicas, hosts, counts, time)
 
 
 def _capacities(
@@ -302,7 +311,7 @@ def _capacities(
     config.cache.capacity = capacity
     hot = build.hot(config, asked.data, asked.recipe)
     of_config = asked._replace(config=config, hot=hot)
-    one = _candidate(of_config, devices, best.replicas, bar)
+    one = _candidate(of_config, devices, best.replicas, best.hosts, bar)
     moved = ('rows', 'hits', 'kept_MB', 'loaded_MB', 'stored_MB')
     figures = _line(one)
     lines.append(
@@ -323,9 +332,22 @@ def _capacities(
   return lines
 
 
-def _choices(devices: int, machine: Machine) -> list[int]:
-  """Returns numbers of replicas: one in all, one for each host, or device."""
-  return sorted({1, max(1, devices // machine.devices), devices})
+def _choices(asked: _Asked, devices: int) -> list[tuple[int, int]]:
+  """Returns numbers of replicas, and of hosts between which rows cross once.
+
+  There is one replica in all, one for each host, or one for each device.
+  """
+  near, towers = asked.machine.devices, isinstance(asked.recipe.model, DMT)
+  choices = []
+  for replicas in sorted({1, max(1, devices // near), devices}):
+    of_replica = max(1, devices // replicas // near)
+    if not towers:
+      choices += [(replicas, hosts) for hosts in sorted({1, of_replica})]
+    elif replicas == 1 and asked.config.hosts <= devices:
+      choices.append((1, asked.config.hosts))
+    else:
+      choices.append((replicas, 1))
+  return choices
 
 
 def _best(candidates: Sequence[Candidate], room: float) -> Candidate:
@@ -467,10 +489,13 @@ def _rivals(asked: _Asked, counts: Simulated) -> list[dict[str, Any]]:
   return sorted(lines, key=lambda line: line['step_ms'])
 
 
-def _counted(unique: Unique, lanes: Lanes, slices: int, *_: Any) -> Exchange:
+def _counted(
+  unique: Unique, lanes: Lanes, slices: int, parts: int, _: Any, hosts: int
+) -> Exchange:
   """Returns what devices exchange, without places."""
+  del parts
   none = (np.empty(0, np.int32),) * 5
-  return Exchange(*none, traffic(unique, lanes, slices))
+  return Exchange(*none, traffic(unique, lanes, slices, hosts))
 
 
 def simulated(
@@ -483,6 +508,7 @@ def simulated(
   tell: Any = lambda step: None,
   *,
   replicas: int = 1,
+  hosts: int | None = None,
   within: int | None = None,
   examples: int | None = None,
 ) -> Simulated:
@@ -497,16 +523,17 @@ def simulated(
     steps: how many to plan.
     tell: called with the number of each step.
     replicas: R.
+    hosts: H of each replica. None: as the config says.
     within: devices of a host. None: all are on one.
     examples: of a step. None: as the config says.
   """
   tables, row_bytes = recipe.tables, compiled_of(recipe).row_bytes
   over = None
   if devices > 1:
-    parts, towers = max(PARTS, devices), None
-    if replicas == 1 and config.hosts <= devices:
-      towers = towers_of(recipe.model, tables, config.hosts)
-    over = Slices(devices, parts, config.exchange, replicas, towers)
+    hosts = config.hosts if hosts is None else hosts
+    towers = towers_of(recipe.model, tables, hosts)
+    form = config.exchange, replicas, hosts, towers
+    over = Slices(devices, max(PARTS, devices), *form)
   element = choose(EXCHANGES, config.exchange, 'config.exchange')
   placements = _over(build.placements(config, tables), tables, over)
   of_groups: Any = [None] * len(tables.groups)
@@ -652,12 +679,18 @@ def _crossing(
   """Returns the fields of `Crossing`."""
   total = np.zeros(4)
   for group, one in zip(tables.groups, item.exchanges, strict=False):
-    hosts = one.traffic.hosts
-    lanes = len(one.traffic.counts)
-    near, most = within or devices, int(one.traffic.counts.max())
-    # A device looks up rows for slices of all hosts.
-    own, most = lanes // hosts, hosts * bucket(most, SMALLEST)
-    total += times.exchanged(group, element, min(own, near), own, most)
+    counts, towers = one.traffic.counts, one.traffic.hosts
+    near, lanes, own = within or devices, len(counts), len(counts) // towers
+    if (of_hosts := one.traffic.of_hosts) is not None:
+      hosts = of_hosts.shape[1] * lanes // devices
+      own //= hosts
+      counts = counts.reshape(hosts, own, -1).sum(0)
+      # Devices of one number on each host, some of which are neighbours.
+      here, most = max(1, near // own), int(of_hosts.max())
+      total += exchanged(group, element, min(here, hosts), hosts, most)
+    # A device looks up rows for slices of all hosts with towers.
+    most = towers * bucket(int(counts.max()), SMALLEST)
+    total += exchanged(group, element, min(own, near), own, most)
     size = bucket(int(one.traffic.used.max())) * group.dim * element
     distance = lanes
     while distance < devices:  # replicas add their sums in pairs
@@ -680,9 +713,9 @@ def _vectors(over: Slices, nbytes: float, near: int) -> np.ndarray:
 
   They go to one device of each other host, some of which are neighbours.
   """
-  peers = over.hosts - 1
-  if not peers:
+  if over.towers is None:
     return np.zeros(4)
+  peers = over.hosts - 1
   here = max(1, near // (over.devices // over.hosts)) - 1
   share = here / peers
   return np.array(
@@ -756,6 +789,7 @@ def _line(one: Candidate) -> dict[str, Any]:
   }
   return {
     'replicas': one.replicas,
+    'hosts': one.hosts,
     'rows': float(counts.used.max()),
     'hits': total.hits / max(total.lookups, 1),
     **{f'{name}_MB': float(size) / 1e6 for name, size in megabytes.items()},

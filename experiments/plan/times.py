@@ -139,6 +139,7 @@ def step_time(
   crossing: Crossing,
   measured: Measured | None = None,
   replicas: int = 1,
+  levels: int = 1,
 ) -> StepTime:
   """Returns the modelled time of a step.
 
@@ -153,6 +154,8 @@ def step_time(
     crossing: what this device exchanges.
     measured: times of a step on one device here. None: they are modelled.
     replicas: R.
+    levels: in which gradients of the model's parameters are gathered: 1, or
+      within a host and then between them, 2.
   """
   near = min(devices, machine.devices)
   hosts = devices // near
@@ -180,14 +183,17 @@ def step_time(
   rounds = replicas.bit_length() - 1
   near_lanes = min(lanes, near)
   near_rounds = min((near // near_lanes).bit_length() - 1, rounds)
+  far_lanes, shares = lanes - near_lanes, near_lanes
+  if levels > 1:
+    far_lanes, shares = lanes // near_lanes - 1, 1
   # Lanes gather sums, f32 and counts in i32. Replicas add them in pairs.
   near_sums, far_sums = (
     links.gather.seconds(2 * peers, work.dense_bytes * peers / share)
     + times * links.exchange.seconds(2, work.dense_bytes)
     for links, peers, share, times in (
       (machine.inside, near_lanes - 1, 1, near_rounds),
-      # Each device of a host fetches its share.
-      (machine.between, lanes - near_lanes, near_lanes, rounds - near_rounds),
+      # In one level, each device of a host fetches its share.
+      (machine.between, far_lanes, shares, rounds - near_rounds),
     )
   )
   return StepTime(
@@ -198,5 +204,5 @@ def step_time(
       machine.inside.exchange.seconds(crossing.near, crossing.near_bytes),
       machine.between.exchange.seconds(crossing.far, crossing.far_bytes),
     ),
-    max(near_sums, far_sums),
+    near_sums + far_sums if levels > 1 else max(near_sums, far_sums),
   )

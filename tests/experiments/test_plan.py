@@ -75,6 +75,32 @@ def test_counts_of_towers_are_those_of_a_run(hosts, devices):
   )
 
 
+@pytest.mark.parametrize(
+  ('devices', 'replicas', 'hosts', 'exchange'),
+  [
+    (8, 1, 2, 'bfloat16'),
+    *(
+      pytest.param(*sizes, 'float32', marks=pytest.mark.slow)
+      for sizes in ((4, 1, 4), (8, 1, 4), (8, 2, 2))
+    ),
+  ],
+)
+def test_counts_in_two_levels_are_those_of_a_run(
+  devices, replicas, hosts, exchange
+):
+  found = check_counts(devices, replicas, exchange, {'hosts': hosts})
+  crossed = found.counters.bytes_between_hosts
+  assert 0 < crossed <= found.counters.bytes_exchanged
+  if replicas == 1:
+    given = setting(devices=devices, hosts=hosts)
+    given[0].exchange = exchange
+    counts = job.simulated(*given, devices, STEPS, within=devices // hosts)
+    assert counts.far_bytes.sum() * STEPS == pytest.approx(crossed)
+    groups = 2 * len(given[2].tables.groups)  # there and back
+    assert counts.crossing.far == groups * (hosts - 1)
+    assert counts.crossing.near == groups * (devices // hosts - 1)
+
+
 def check_counts(devices, replicas, exchange, changes):
   from slipstream_jax.training.loop import train
 
@@ -95,7 +121,9 @@ def check_counts(devices, replicas, exchange, changes):
   kept += sum(leaf.nbytes for state in states for leaf in state)
   assert found.kept_bytes.sum() == kept * replicas
   counts = found.counters
-  sent = counts.bytes_exchanged + counts.bytes_between_hosts
+  sent = counts.bytes_exchanged
+  if 'model.towers' in changes:  # whose vectors are not rows
+    sent += counts.bytes_between_hosts
   for own, total in (
     (found.used, counts.rows_used),
     (found.sent_bytes, sent),
@@ -129,7 +157,8 @@ def test_more_devices_than_there_are():
   assert one['max_over_mean'] == 1
   assert one['near_MB'] == one['far_MB'] == 0
   plans = [line for line in figures['plans'] if line['devices'] == 64]
-  assert [line['replicas'] for line in plans] == [1, 16, 64]
+  ways = [(line['replicas'], line['hosts']) for line in plans]
+  assert ways == [(1, 1), (1, 16), (16, 1), (64, 1)]
   (best,) = (line for line in plans if line['plan'] == 'best')
   assert best['step_ms'] == min(line['step_ms'] for line in plans)
   assert best['replicas'] == many['replicas']
@@ -326,6 +355,7 @@ def test_the_program_as_it_is_called(tmp_path):
   best = written['devices'][-1]
   words = [sys.executable, '-m', 'experiments.run', config]
   words += ['--config.devices=8', f'--config.replicas={best["replicas"]}']
+  words += ['--config.hosts=1']
   said = shlex.split(done.stdout.splitlines()[-1])
   assert said == ['python', *words[1:], '--config.data.batch_size=256']
   assert written['to train so'] == done.stdout.splitlines()[-1]
