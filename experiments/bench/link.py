@@ -6,7 +6,7 @@ r"""Measures a machine, for the times that `experiments.plan` models.
 
 The file describes this machine: rates of the device's memory, of its matrix
 products and of copies, what the host needs to find and plan rows, and two
-constants for each collective, one for a message and one for a byte. What is not
+constants for an exchange, one for a message and one for a byte. What is not
 there to be measured, such as a second GPU, is as `--like` says.
 
 On a CPU, each process counts as a host with one device. Two of them exchange
@@ -37,8 +37,8 @@ flags.DEFINE_string(
 flags.DEFINE_integer('rounds', 3, 'Runs for each time.', lower_bound=1)
 flags.DEFINE_integer('steps', 300, 'Steps of a run.', lower_bound=30)
 _BYTES = (64 << 10, 1 << 20, 8 << 20)
-_TIMES = 15  # of a copy, a product or a collective
-_NAME = 'collectives.json'
+_TIMES = 15  # of a copy, a product or an exchange
+_NAME = 'exchanges.json'
 _LIMIT_S = 300
 
 
@@ -49,7 +49,7 @@ def bench(
   import jax
 
   from experiments.common import cli, machine
-  from experiments.plan.machine import as_facts, Collectives, machine_of
+  from experiments.plan.machine import as_facts, machine_of
 
   yield 'setting', machine.here(cli.again())
   of, on_cpu = machine_of(like), jax.default_backend() == 'cpu'
@@ -57,18 +57,18 @@ def bench(
   of = of._replace(**rates, **_host(config))
   if on_cpu:
     times = _between_processes()
-    links = Collectives(*(_fitted(times, name, 'bytes') for name in _PROGRAMS))
-    of = of._replace(devices=1, shared=True, between=links)
+    between = _fitted(times, 'exchange', 'bytes')
+    of = of._replace(devices=1, shared=True, between=between)
     of = _with_messages(config, bar, of, rounds, steps)
   elif (number := len(jax.devices())) > 1:
-    times = _collectives(number)
-    links = Collectives(*(_fitted(times, name, 'bytes') for name in _PROGRAMS))
-    of = of._replace(devices=number, inside=links)
+    times = _exchanges(number)
+    inside = _fitted(times, 'exchange', 'bytes')
+    of = of._replace(devices=number, inside=inside)
   else:
     times = []
   yield 'copies', copies
   if times:
-    yield 'collectives', times
+    yield 'exchanges', times
   facts = machine.here('')
   name = f'{facts["cpu"]}, {facts["device"]}'
   of = of._replace(name=name, how=f'measured, the rest as of {like}')
@@ -170,39 +170,29 @@ def _exchanged(own: Any) -> Any:
   return jax.lax.all_to_all(own, LANES, 0, 0, tiled=True)
 
 
-def _gathered(own: Any) -> Any:
-  import jax
-
-  from slipstream_jax.engine.mesh import LANES
-
-  return jax.lax.all_gather(own, LANES, tiled=True)
-
-
-_PROGRAMS = {'exchange': _exchanged, 'gather': _gathered}
-
-
-def _collectives(number: int) -> list[dict[str, Any]]:
-  """Returns the ms of collectives, by the bytes between a device and others."""
+def _exchanges(number: int) -> list[dict[str, Any]]:
+  """Returns the ms of exchanges, by the bytes that a device sends to others."""
   import numpy as np
 
-  from slipstream_jax.engine.mesh import devices_of, SPLIT, WHOLE
+  from slipstream_jax.engine.mesh import devices_of, SPLIT
 
   devices = devices_of(number)
+  program = devices.compiled(_exchanged, (SPLIT,), SPLIT)
   lines = []
   for nbytes in _BYTES:
-    line: dict[str, Any] = {'devices': number, 'bytes': (number - 1) * nbytes}
-    for name, function in _PROGRAMS.items():
-      results = SPLIT if name == 'exchange' else WHOLE
-      size = nbytes * (number if name == 'exchange' else 1)
-      values = devices.split(np.zeros(number * size // 4, np.float32))
-      program = devices.compiled(function, (SPLIT,), results)
-      line[name] = 1e3 * _median(lambda p=program, v=values: p(v))
-    lines.append(line)
+    values = devices.split(np.zeros(number**2 * nbytes // 4, np.float32))
+    lines.append(
+      {
+        'devices': number,
+        'bytes': (number - 1) * nbytes,
+        'exchange': 1e3 * _median(lambda values=values: program(values)),
+      }
+    )
   return lines
 
 
 def _between_processes() -> list[dict[str, Any]]:
-  """Returns the ms of collectives of two processes with a device each."""
+  """Returns the ms of exchanges of two processes with a device each."""
   from slipstream_jax.errors import UserError
 
   with socket.socket() as free:
@@ -246,12 +236,12 @@ def _between_processes() -> list[dict[str, Any]]:
 
 
 def as_process(folder: str) -> None:
-  """Measures collectives as one of two processes. The first writes them."""
+  """Measures exchanges as one of two processes. The first writes them."""
   import jax
 
   number = int(os.environ['JAX_PROCESS_ID'])
   jax.distributed.initialize(num_processes=2, process_id=number)
-  lines = _collectives(2)
+  lines = _exchanges(2)
   if not number:
     pathlib.Path(folder, _NAME).write_text(json.dumps(lines))
 
@@ -262,7 +252,7 @@ def _with_messages(
   """Returns the machine with the time of a message within a step."""
   from experiments.bench.divided import of_processes
   from experiments.plan.job import counted
-  from experiments.plan.machine import Collectives, Link
+  from experiments.plan.machine import Link
   from experiments.plan.times import Measured, step_time
 
   one, two = (
@@ -274,9 +264,7 @@ def _with_messages(
   host = lookups * of.find + of.plan.seconds(1, lookups)
 
   def with_call(call: float) -> Any:
-    links = [of.between.exchange.byte, of.between.gather.byte]
-    between = Collectives(*(Link(call, byte) for byte in links))
-    return of._replace(between=between)
+    return of._replace(between=Link(call, of.between.byte))
 
   def model(call: float) -> float:
     return step_time(

@@ -227,7 +227,6 @@ class _Asked(NamedTuple):
     stored: float,
     crossing: times.Crossing,
     replicas: int = 1,
-    hosts: int = 1,
   ) -> times.StepTime:
     """Returns the time of a step, given what the busiest device moves."""
     return times.step_time(
@@ -241,7 +240,6 @@ class _Asked(NamedTuple):
       crossing,
       self.measured,
       replicas,
-      min(hosts, 2),
     )
 
 
@@ -288,8 +286,7 @@ def _candidate(
     within=asked.machine.devices,
     examples=asked.examples(devices),
   )
-  busiest = counts.busiest
-  time = asked.time(devices, *busiest, replicas=replicas, hosts=hosts)
+  time = asked.time(devices, *counts.busiest, replicas=replicas)
   return Candidate(replicas, hosts, counts, time)
 
 

@@ -26,15 +26,6 @@ class Link(NamedTuple):
     return calls * self.call + nbytes * self.byte
 
 
-class Collectives(NamedTuple):
-  """Collectives, whose messages are to or from each other device."""
-
-  exchange: Link
-  """`all_to_all` and `ppermute`, by the bytes that a device sends."""
-  gather: Link
-  """`all_gather`, by the bytes that a device receives."""
-
-
 class Machine(NamedTuple):
   """One kind of host, and what connects several of them."""
 
@@ -61,10 +52,11 @@ class Machine(NamedTuple):
   """Copies from the host to a device."""
   store: Link
   """Copies from a device to the host."""
-  inside: Collectives
-  """Between devices of a host."""
-  between: Collectives
-  """Between devices of several hosts."""
+  inside: Link
+  """`all_to_all` and `ppermute` between devices of a host, by the messages and
+  bytes that a device sends."""
+  between: Link
+  """The same between devices of several hosts."""
   shared: bool = False
   """Whether the devices are the processor of one host, which all processes
   share."""
@@ -104,8 +96,8 @@ def _published(
     8,
     copy,
     copy,
-    Collectives(near, near),
-    Collectives(far, far),
+    near,
+    far,
   )
 
 
@@ -149,7 +141,7 @@ def as_facts(machine: Machine) -> dict[str, Any]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-  if not isinstance(value, Machine | Collectives | Link):
+  if not isinstance(value, Machine | Link):
     yield name, value
     return
   for field, one in value._asdict().items():
@@ -160,12 +152,6 @@ def _from_facts(facts: dict[str, Any]) -> Machine:
   def link(name: str) -> Link:
     return Link(*(float(facts.pop(f'{name}_{one}')) for one in Link._fields))
 
-  def collectives(name: str) -> Collectives:
-    return Collectives(*(link(f'{name}_{one}') for one in Collectives._fields))
-
-  fields: dict[str, Any] = {
-    name: link(name) for name in ('plan', 'load', 'store')
-  }
-  for name in ('inside', 'between'):
-    fields[name] = collectives(name)
+  names = 'plan', 'load', 'store', 'inside', 'between'
+  fields: dict[str, Any] = {name: link(name) for name in names}
   return Machine(**facts, **fields)

@@ -139,7 +139,6 @@ def step_time(
   crossing: Crossing,
   measured: Measured | None = None,
   replicas: int = 1,
-  levels: int = 1,
 ) -> StepTime:
   """Returns the modelled time of a step.
 
@@ -154,8 +153,6 @@ def step_time(
     crossing: what this device exchanges.
     measured: times of a step on one device here. None: they are modelled.
     replicas: R.
-    levels: in which gradients of the model's parameters are gathered: 1, or
-      within a host and then between them, 2.
   """
   near = min(devices, machine.devices)
   hosts = devices // near
@@ -180,20 +177,12 @@ def step_time(
   else:
     device = measured.step.seconds(1, examples / devices)
     host = measured.host.seconds(1, examples)
-  rounds = replicas.bit_length() - 1
-  near_lanes = min(lanes, near)
-  near_rounds = min((near // near_lanes).bit_length() - 1, rounds)
-  far_lanes, shares = lanes - near_lanes, near_lanes
-  if levels > 1:
-    far_lanes, shares = lanes // near_lanes - 1, 1
-  # Lanes gather sums, f32 and counts in i32. Replicas add them in pairs.
-  near_sums, far_sums = (
-    links.gather.seconds(2 * peers, work.dense_bytes * peers / share)
-    + times * links.exchange.seconds(2, work.dense_bytes)
-    for links, peers, share, times in (
-      (machine.inside, near_lanes - 1, 1, near_rounds),
-      # In one level, each device of a host fetches its share.
-      (machine.between, far_lanes, shares, rounds - near_rounds),
+  # All devices add the sums in pairs, then in pairs of pairs, and so on.
+  sums = sum(
+    link.seconds(2 * rounds, rounds * work.dense_bytes)
+    for link, rounds in (
+      (machine.inside, near.bit_length() - 1),
+      (machine.between, hosts.bit_length() - 1),
     )
   )
   return StepTime(
@@ -201,8 +190,8 @@ def step_time(
     max(machine.load.seconds(1, loaded), machine.store.seconds(1, stored)),
     host,
     max(
-      machine.inside.exchange.seconds(crossing.near, crossing.near_bytes),
-      machine.between.exchange.seconds(crossing.far, crossing.far_bytes),
+      machine.inside.seconds(crossing.near, crossing.near_bytes),
+      machine.between.seconds(crossing.far, crossing.far_bytes),
     ),
-    near_sums + far_sums if levels > 1 else max(near_sums, far_sums),
+    sums,
   )

@@ -548,32 +548,18 @@ def crossed(own: Any, send: Callable[[jax.Array], jax.Array]) -> Any:
 
 def _of_all(own: Sums) -> Sums:
   """Returns the sums of all slices: of a host's, of hosts, of replicas."""
-  total = own
-  for axis in OF_HOST, HOSTS:
-    if (size := lax.axis_size(axis)) > 1:
-      gathered = crossed(total, functools.partial(_gathered, axis))
-      total = tree_sum(
-        [
-          jax.tree.map(operator.itemgetter(number), gathered)
-          for number in range(size)
-        ]
-      )
-  for send in _other_replicas():
-    total = jax.tree.map(jnp.add, total, crossed(total, send))
-  return total
+  for axis in OF_HOST, HOSTS, REPLICAS:
+    for send in _in_pairs(axis):
+      own = jax.tree.map(jnp.add, own, crossed(own, send))
+  return own
 
 
-def _gathered(axis: str, own: jax.Array) -> jax.Array:
-  of_all: jax.Array = lax.all_gather(own, axis)
-  return of_all
-
-
-def _other_replicas() -> Iterator[Callable[[jax.Array], jax.Array]]:
-  """Yields what exchanges arrays in pairs of replicas, then pairs of pairs."""
-  replicas, distance = lax.axis_size(REPLICAS), 1
-  while distance < replicas:
-    pairs = [(number, number ^ distance) for number in range(replicas)]
-    yield functools.partial(lax.ppermute, axis_name=REPLICAS, perm=pairs)
+def _in_pairs(axis: str) -> Iterator[Callable[[jax.Array], jax.Array]]:
+  """Yields what exchanges arrays in pairs of devices, then pairs of pairs."""
+  size, distance = lax.axis_size(axis), 1
+  while distance < size:
+    pairs = [(number, number ^ distance) for number in range(size)]
+    yield functools.partial(lax.ppermute, axis_name=axis, perm=pairs)
     distance *= 2
 
 
@@ -678,7 +664,7 @@ def _of_replicas(
   gradient: jax.Array, narrow: bool, rounding: Rounding | None
 ) -> jax.Array:
   """Returns the sum of a lane's gradients over all replicas."""
-  for send in _other_replicas():
+  for send in _in_pairs(REPLICAS):
     gradient = gradient + _crossing(gradient, narrow, send)
     if rounding is not None:
       rounding = rounding._replace(
