@@ -236,9 +236,6 @@ def exchange(
     hosts: H of a replica, to each of which a row goes once. Without `columns`.
       1: rows go to slices.
   """
-  bounds = lanes.bounds(unique.rows)
-  size = bucket(int(np.diff(bounds).max()))
-  rows = len(unique.rows)
   examples, lookups = unique.inverse.shape
   share = examples // parts  # a step refuses what is beyond
   inverse = unique.inverse[: share * parts].reshape(parts, share, lookups)
@@ -247,62 +244,49 @@ def exchange(
     inverse = of_towers(inverse, columns, -1)
     of_tower = np.repeat(np.arange(lanes.hosts), parts)
     inverse = inverse[of_tower, order]
-  of_part = np.full((parts, rows), -1, np.int32)
-  own_inverse = np.empty(inverse.shape, np.int32)
+  own_inverse, listed = np.empty((2, *inverse.shape), np.int32)
   used = np.empty(len(inverse), np.int64)
-  _find_parts(inverse, order, of_part, own_inverse, used)
-  some = bucket(int(used.max()))
-  # Whether each slice looks up each row.
-  by_slice = np.empty((slices, rows), bool)
-  counts = np.empty((lanes.total, slices), np.int64)
-  _count(of_part, bounds, by_slice, counts)
-  traffic = Traffic(counts, np.diff(bounds), lanes.hosts)
-  own, held, across = lanes.total, size, list[np.ndarray]()
-  # The place of each row in what a device sends to slices.
-  places = np.arange(rows, dtype=np.int32)
-  places = (places - np.repeat(bounds[:-1], np.diff(bounds)))[None]
-  if columns is None and hosts > 1:
-    own //= hosts
-    of_hosts, places, *across = _to_hosts(by_slice, bounds, own, hosts, size)
-    traffic = traffic._replace(of_hosts=of_hosts)
-    held = hosts * across[0].shape[2]
-    counts = counts.reshape(hosts, own, slices).sum(0)
-  most = bucket(int(counts.max()), SMALLEST)
-  wanted = np.full((slices, own, most), held, np.int32)
-  summed = np.full((slices, own, held), most, np.int32)
-  from_lanes = own // lanes.hosts * most
-  picked = np.full((len(inverse), some), from_lanes, np.int32)
-  returned = np.full((len(inverse), from_lanes), some, np.int32)
+  _find_parts(inverse, len(unique.rows), own_inverse, listed, used)
   # Where the parts of each host's tower are in the order of the devices.
   at = np.empty((lanes.hosts, parts), np.int64)
   at[np.repeat(np.arange(lanes.hosts), parts), order] = np.arange(len(order))
-  _find_places(
-    by_slice, of_part, bounds, at, places, wanted, summed, picked, returned
-  )
-  return Exchange(
-    wanted, picked, own_inverse, returned, summed, traffic, *across
-  )
-
-
-def _to_hosts(
-  by_slice: np.ndarray, bounds: np.ndarray, own: int, hosts: int, size: int
-) -> tuple[np.ndarray, ...]:
-  """Returns what each host gets from the lanes, each of which has `size` rows.
-
-  These are the number of rows of each lane that each host looks up, the place
-  of each row on each host, and `to_hosts` and `from_hosts`.
-  """
-  slices, rows = by_slice.shape
-  lanes = len(bounds) - 1
-  by_host = np.any(by_slice.reshape(-1, own, rows), axis=1)
-  counts = np.empty((lanes, len(by_host)), np.int64)
-  _count_hosts(by_host, bounds, counts)
+  bounds, listed = lanes.bounds(unique.rows), listed.reshape(len(listed), -1)
+  lines = listed, used
+  if columns is not None:
+    lines = listed[at.T.reshape(-1)], used[at.T.reshape(-1)]
+  crossing = _traffic(*lines, bounds, lanes, slices, 1 if columns else hosts)
+  size, some = bucket(int(crossing.used.max())), bucket(int(used.max()))
+  own, held, counts = lanes.total, size, crossing.counts
+  to_hosts = from_hosts = None
+  if crossing.of_hosts is not None:
+    own //= hosts
+    of_host = bucket(int(crossing.of_hosts.max()), SMALLEST)
+    to_hosts = np.full((slices, hosts, of_host), size, np.int32)
+    from_hosts = np.full((slices, hosts, size), of_host, np.int32)
+    held, counts = hosts * of_host, counts.reshape(hosts, own, -1).sum(0)
   most = bucket(int(counts.max()), SMALLEST)
-  to_hosts = np.full((slices, hosts, most), size, np.int32)
-  from_hosts = np.full((slices, hosts, size), most, np.int32)
-  places = np.empty(by_host.shape, np.int32)
-  _find_hosts(by_host, bounds, to_hosts, from_hosts, places)
-  return counts, places, to_hosts, from_hosts
+  wanted = np.full((slices, own, most), held, np.int32)
+  summed = np.full((slices, own, held), most, np.int32)
+  received = own // lanes.hosts * most
+  picked = np.full((len(inverse), some), received, np.int32)
+  returned = np.full((len(inverse), received), some, np.int32)
+  of_lane = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
+  known = listed, used, at, _lane_of(bounds)
+  places = of_lane[None]
+  if to_hosts is not None and from_hosts is not None:
+    places = np.empty((slices // own, len(of_lane)), np.int64)
+    _find_hosts(*known, of_lane, own, to_hosts, from_hosts, places)
+  _find_places(*known, places, wanted, summed, picked, returned)
+  return Exchange(
+    wanted,
+    picked,
+    own_inverse,
+    returned,
+    summed,
+    crossing,
+    to_hosts,
+    from_hosts,
+  )
 
 
 def parts_of_devices(
@@ -334,12 +318,27 @@ def traffic(
 
   It takes so little time and memory that thousands of devices can be counted.
   """
-  bounds = lanes.bounds(unique.rows)
   share = len(unique.inverse) // slices
+  inverse = unique.inverse[: share * slices]
+  used = np.full(len(inverse), inverse.shape[1])
+  bounds = lanes.bounds(unique.rows)
+  return _traffic(inverse, used, bounds, lanes, slices, hosts)
+
+
+def _traffic(
+  listed: Int[np.ndarray, 'n k'],
+  used: Int[np.ndarray, ' n'],
+  bounds: Int[np.ndarray, ' W_and_1'],
+  lanes: Lanes,
+  slices: int,
+  hosts: int,
+) -> Traffic:
+  """Returns what devices exchange, given the rows of parts of each slice."""
+  lane_of = _lane_of(bounds)
 
   def counted(among: int) -> np.ndarray:
     counts = np.zeros((lanes.total, among), np.int64)
-    _count_lookups(unique.inverse[: share * slices], bounds, counts)
+    _count(listed, used, lane_of, counts)
     return counts
 
   of_hosts = None
@@ -350,19 +349,26 @@ def traffic(
 
 @kernel
 @no_type_check
-def _count_lookups(
-  inverse: np.ndarray, bounds: np.ndarray, counts: np.ndarray
+def _lane_of(bounds: np.ndarray) -> np.ndarray:
+  """Returns the lane of each row, which are ordered by lane, i32[U]."""
+  lanes = np.empty(bounds[-1], np.int32)
+  for lane in range(len(bounds) - 1):
+    lanes[bounds[lane] : bounds[lane + 1]] = lane
+  return lanes
+
+
+@kernel
+@no_type_check
+def _count(
+  listed: np.ndarray, used: np.ndarray, lane_of: np.ndarray, counts: np.ndarray
 ) -> None:
-  lanes, slices = counts.shape
-  share = len(inverse) // slices
-  lane_of = np.empty(bounds[-1], np.int32)
-  for lane in range(lanes):
-    lane_of[bounds[lane] : bounds[lane + 1]] = lane
-  last = np.full(bounds[-1], -1, np.int32)  # the last slice that looked it up
-  for example in range(len(inverse)):
-    number = example // share
-    for column in range(inverse.shape[1]):
-      row = inverse[example, column]
+  """Counts the rows of each lane among those of each slice's parts."""
+  share = len(listed) // counts.shape[1]
+  last = np.full(len(lane_of), -1, np.int32)  # slice that looked it up
+  for line in range(len(listed)):
+    number = line // share
+    for u in range(used[line]):
+      row = listed[line, u]
       if row >= 0 and last[row] != number:
         last[row] = number
         counts[lane_of[row], number] += 1
@@ -372,120 +378,96 @@ def _count_lookups(
 @no_type_check
 def _find_parts(
   inverse: np.ndarray,
-  order: np.ndarray,
-  of_part: np.ndarray,
+  rows: int,
   out: np.ndarray,
+  listed: np.ndarray,
   used: np.ndarray,
 ) -> None:
-  """Numbers the rows of each part in the order of their first use there.
+  """Lists the rows of each part in the order of their first use there.
 
-  A row is looked up by one tower alone.
+  Each lookup gets the number of its row among them.
   """
+  last, number = np.full(rows, -1, np.int32), np.empty(rows, np.int32)
   for part in range(len(inverse)):
-    count, own = 0, of_part[order[part]]
+    count, own = 0, listed[part].reshape(-1)
     for example in range(inverse.shape[1]):
       for column in range(inverse.shape[2]):
         row = inverse[part, example, column]
-        if row >= 0 and own[row] < 0:
-          own[row] = count
+        if row >= 0 and last[row] != part:
+          last[row], number[row], own[count] = part, count, row
           count += 1
-        out[part, example, column] = own[row] if row >= 0 else -1
+        out[part, example, column] = number[row] if row >= 0 else -1
     used[part] = count
 
 
 @kernel
 @no_type_check
-def _count(
-  of_part: np.ndarray,
-  bounds: np.ndarray,
-  by_slice: np.ndarray,
-  counts: np.ndarray,
-) -> None:
-  lanes, slices = counts.shape
-  of_slice = len(of_part) // slices
-  for number in range(slices):
-    for lane in range(lanes):
-      count = 0
-      for row in range(bounds[lane], bounds[lane + 1]):
-        some = False
-        for part in range(number * of_slice, (number + 1) * of_slice):
-          some |= of_part[part, row] >= 0
-        by_slice[number, row] = some
-        count += some
-      counts[lane, number] = count
-
-
-@kernel
-@no_type_check
-def _count_hosts(
-  by_host: np.ndarray, bounds: np.ndarray, counts: np.ndarray
-) -> None:
-  for host in range(len(by_host)):
-    for lane in range(len(counts)):
-      count = 0
-      for row in range(bounds[lane], bounds[lane + 1]):
-        count += by_host[host, row]
-      counts[lane, host] = count
-
-
-@kernel
-@no_type_check
 def _find_hosts(
-  by_host: np.ndarray,
-  bounds: np.ndarray,
+  listed: np.ndarray,
+  used: np.ndarray,
+  at: np.ndarray,
+  lane_of: np.ndarray,
+  of_lane: np.ndarray,
+  peers: int,
   to_hosts: np.ndarray,
   from_hosts: np.ndarray,
   places: np.ndarray,
 ) -> None:
-  """Places rows for each host, and finds where they will be there."""
+  """Sends each row to the hosts that look it up, and finds its place there."""
   hosts, most = to_hosts.shape[1:]
-  lanes = len(bounds) - 1
-  for number in range(len(by_host)):
-    replica, host = number // hosts, number % hosts
-    for lane in range(lanes):
-      device, first = replica * lanes + lane, lane // (lanes // hosts) * most
-      count = 0
-      for row in range(bounds[lane], bounds[lane + 1]):
-        if by_host[number, row]:
-          to_hosts[device, host, count] = row - bounds[lane]
-          from_hosts[device, host, row - bounds[lane]] = count
-          places[number, row] = first + count
-          count += 1
+  lanes, units = hosts * peers, len(places)
+  of_unit = at.shape[1] // units
+  last, count = np.full(len(lane_of), -1, np.int32), np.empty(lanes, np.int32)
+  for unit in range(units):
+    replica, host = unit // hosts, unit % hosts
+    count[:] = 0
+    for part in range(unit * of_unit, (unit + 1) * of_unit):
+      for u in range(used[part]):
+        row = listed[part, u]
+        if last[row] == unit:
+          continue
+        last[row], lane = unit, lane_of[row]
+        device, place = replica * lanes + lane, count[lane]
+        to_hosts[device, host, place] = of_lane[row]
+        from_hosts[device, host, of_lane[row]] = place
+        places[unit, row] = lane // peers * most + place
+        count[lane] += 1
 
 
 @kernel
 @no_type_check
 def _find_places(
-  by_slice: np.ndarray,
-  of_part: np.ndarray,
-  bounds: np.ndarray,
+  listed: np.ndarray,
+  used: np.ndarray,
   at: np.ndarray,
+  lane_of: np.ndarray,
   places: np.ndarray,
   wanted: np.ndarray,
   summed: np.ndarray,
   picked: np.ndarray,
   returned: np.ndarray,
 ) -> None:
+  """Sends each row to the slices that look it up, and from there to parts."""
   slices, peers, most = wanted.shape
-  of_slice, of_host = len(of_part) // slices, peers // len(at)
+  of_slice, of_host = at.shape[1] // slices, peers // len(at)
+  rows = len(lane_of)
+  last, received = np.full(rows, -1, np.int32), np.empty(rows, np.int32)
+  count = np.empty(peers, np.int32)
   for number in range(slices):
     # The slice's replica, or host in two levels, and its number there.
     unit, own_slice = number // peers, number % peers
-    there = places[unit % len(places)]
-    for peer in range(peers):
-      device = unit * peers + peer
-      tower, first, count = peer // of_host, peer % of_host * most, 0
-      for lane in range(peer, len(bounds) - 1, peers):
-        for row in range(bounds[lane], bounds[lane + 1]):
-          if not by_slice[number, row]:
-            continue
-          wanted[device, own_slice, count] = there[row]
-          summed[device, own_slice, there[row]] = count
-          place = first + count
-          for part in range(number * of_slice, (number + 1) * of_slice):
-            own = of_part[part, row]
-            if own >= 0:
-              to = at[tower, part]
-              picked[to, own] = place
-              returned[to, place] = own
-          count += 1
+    held = places[unit % len(places)]
+    count[:] = 0
+    for part in range(number * of_slice, (number + 1) * of_slice):
+      for there in at[:, part]:
+        for u in range(used[there]):
+          row = listed[there, u]
+          peer = lane_of[row] % peers
+          if last[row] != number:
+            last[row], place = number, count[peer]
+            wanted[unit * peers + peer, own_slice, place] = held[row]
+            summed[unit * peers + peer, own_slice, held[row]] = place
+            received[row] = peer % of_host * most + place
+            count[peer] += 1
+          picked[there, u] = received[row]
+          returned[there, received[row]] = u
