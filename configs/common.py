@@ -347,8 +347,8 @@ def training(config: ConfigDict) -> None:
   # Devices that have the same rows, such as one of each host. Rows are then
   # exchanged within a host, and only sums of gradients between hosts.
   config.replicas = 1
-  # Groups of devices, each with the tables of one tower of a DMT. Of what
-  # features have become, only the vectors of towers go between them.
+  # Groups of neighbouring devices, to each of which a row goes once. Those of a
+  # DMT have the tables of one tower each, and no row goes between them.
   config.hosts = 1
   # In what devices exchange rows and gradients: 'float32' or 'bfloat16'.
   config.exchange = 'float32'

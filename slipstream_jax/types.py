@@ -146,6 +146,9 @@ class Unique(NamedTuple):
   hot: Int[np.ndarray, ' U'] | None = None
   """Index of each row among the H hot rows, i32, or H if it is cold. None if no
   placement reads it, or no rows were chosen as hot."""
+  numbers: Int[np.ndarray, ' U'] | None = None
+  """Number of each row on its lane, i64. None if rows are not ordered by lane.
+  """
 
 
 @runtime_checkable

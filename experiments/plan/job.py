@@ -801,6 +801,7 @@ def _timed(one: Candidate, room: float, best: bool) -> dict[str, Any]:
   return {
     'plan': plan if one.needed <= room else 'no room',
     'max_over_mean': _most_over_mean(one.counts.used),
+    'far_MB': float(one.counts.far_bytes.max()) / 1e6,
     **ms,
     'step_ms': 1e3 * one.time.total,
     'binds': one.time.binds,

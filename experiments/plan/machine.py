@@ -62,7 +62,7 @@ class Machine(NamedTuple):
   share."""
 
 
-_FIND, _PLAN = 2.5e-8, Link(6e-5, 3e-9)  # of an EPYC, up to 32 devices
+_FIND, _PLAN = 1.5e-8, Link(2e-5, 2.3e-9)  # of an EPYC, up to 32 devices
 _ASSUMED = (
   'published peak rates; 30 us for a program, 3 us for a message inside a host'
   ' and 10 us between hosts are assumed, the host is as measured for an EPYC'

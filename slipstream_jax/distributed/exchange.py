@@ -15,9 +15,9 @@ All of it follows from the batch's unique rows alone, so every process finds the
 same. Sizes are maxima over all lanes, slices or parts, so that shapes are equal
 on all devices.
 
-In two levels, as in Neo (arXiv 2104.05158), a row goes once to each host that
-looks it up, to the device there with its lane's number, and from there to the
-slices. Gradients are added within a host before they leave it.
+In two levels, a row goes once to each host that looks it up, to the device
+there with its lane's number, and from there to the slices. Gradients are added
+within a host before they leave it.
 
 All places are such that a device reads a row, never writes one: a place past
 the last row reads 0. So each sum has a fixed order.

@@ -224,9 +224,9 @@ def in_lanes(unique: Unique, lanes: Lanes) -> Unique:
   places[-1] = -1  # which padding reads
   _by_owner(lanes.owners(unique.rows), lanes.total, order, places)
   hot = None if unique.hot is None else unique.hot[order]
-  return Unique(
-    unique.rows[order], places[unique.inverse], unique.counts[order], hot
-  )
+  rows, inverse = unique.rows[order], places[unique.inverse]
+  counts, numbers = unique.counts[order], lanes.numbers(rows)
+  return Unique(rows, inverse, counts, hot, numbers)
 
 
 @kernel
@@ -278,9 +278,10 @@ class LanesState(NamedTuple):
   slots: int
   """C, slots of each lane. Rows may come to them later: copies of frozen ones,
   or hot rows of a placement that swaps them."""
-  places: list[Int[np.ndarray, ' H_and_1']] | None
-  """Per lane, the place among its hot rows of each hot row of the group. That
-  of all others is the number of its hot rows."""
+  owner: Int[np.ndarray, ' H'] | None
+  """Lane of each hot row of the group."""
+  places: Int[np.ndarray, ' H'] | None
+  """Its place among the lane's hot rows, i32."""
   hot: tuple[HotRows | None, ...]
   """Per lane, its hot rows."""
   known: dict[int, tuple[Unique, list[Unique]]]
@@ -355,18 +356,17 @@ def _start(
     placement.start(lanes.size, one, part)
     for one, part in zip(hot_of, parts, strict=True)
   ]
-  places = None
+  owner = places = None
   if hot is not None:
-    owner, places = lanes.owners(hot.rows), []
+    owner = lanes.owners(hot.rows)
+    places = np.empty(len(owner), np.int32)
     for lane in range(count):
-      mine = owner == lane
-      place = np.full(len(owner) + 1, mine.sum(), np.int32)
-      place[:-1][mine] = np.arange(mine.sum())
-      places.append(place)
+      (mine,) = np.nonzero(owner == lane)
+      places[mine] = np.arange(len(mine))
   slots = len(rows) // count
   if placement.copies_frozen or placement.swaps:
     slots = max(len(NO_ROWS if one is None else one.rows) for one in hot_of)
-  return LanesState(states, slots, places, hot_of, {})
+  return LanesState(states, slots, owner, places, hot_of, {})
 
 
 def _freeze(
@@ -374,8 +374,8 @@ def _freeze(
 ) -> LanesState:
   masks: Sequence[StaleRows | None] = [None] * lanes.total
   if stale is not None:
-    assert state.places is not None  # only hot rows are frozen
-    masks = [stale[place[:-1] < place[-1]] for place in state.places]
+    assert state.owner is not None  # only hot rows are frozen
+    masks = [stale[state.owner == lane] for lane in range(lanes.total)]
   pairs = zip(state.states, masks, strict=True)
   return state._replace(states=[placement.freeze(*pair) for pair in pairs])
 
@@ -389,17 +389,33 @@ def _split(state: LanesState, batch: Unique, lanes: Lanes) -> list[Unique]:
   """Returns the batch's rows lane by lane, numbered as there."""
   if id(batch) in state.known:
     return state.known[id(batch)][1]
-  bounds, parts = lanes.bounds(batch.rows), []
-  numbers = lanes.numbers(batch.rows)
+  assert batch.numbers is not None
+  bounds, parts, hot = lanes.bounds(batch.rows), list[Unique](), None
+  none = np.empty((0, 0), np.int32)
+  if batch.hot is not None and state.places is not None:
+    hot = np.empty(len(batch.hot), np.int32)
+    counts = np.array([len(one.rows) for one in state.hot if one is not None])
+    _hot_of_own_lane(batch.hot, bounds, state.places, counts, hot)
   for lane in range(lanes.total):
     part = slice(bounds[lane], bounds[lane + 1])
-    hot = None
-    if batch.hot is not None and state.places is not None:
-      hot = state.places[lane][batch.hot[part]]
-    none = np.empty((0, 0), np.int32)
-    parts.append(Unique(numbers[part], none, batch.counts[part], hot))
+    own = None if hot is None else hot[part]
+    parts.append(Unique(batch.numbers[part], none, batch.counts[part], own))
   state.known[id(batch)] = batch, parts
   return parts
+
+
+@kernel
+@no_type_check
+def _hot_of_own_lane(
+  hot: np.ndarray,
+  bounds: np.ndarray,
+  places: np.ndarray,
+  counts: np.ndarray,
+  out: np.ndarray,
+) -> None:
+  for lane in range(len(counts)):
+    for u in range(bounds[lane], bounds[lane + 1]):
+      out[u] = places[hot[u]] if hot[u] < len(places) else counts[lane]
 
 
 def _plan(
