@@ -24,6 +24,7 @@ SHORT = (
   *('streamed', 'tiered', 'export', 'towers', 'full'),
 )
 LONG = *SHORT[:-1], 'cached', 'swapped', 'none'
+FEW = 'pinned', 'bfloat16', 'stale', 'chain'
 
 
 def free_port():
@@ -32,11 +33,12 @@ def free_port():
     return one.getsockname()[1]
 
 
-def results(processes, devices, folder, runs, replicas=1):
+def results(processes, devices, folder, runs, replicas=1, hosts=1):
   """Returns what each process prints of these runs."""
   address = f'localhost:{free_port()}'
   command = [sys.executable, '-m', 'tests.distributed.worker']
-  more = [processes, devices, address, folder, ','.join(runs), replicas]
+  more = [processes, devices, address, folder, ','.join(runs)]
+  more += [replicas, hosts]
   with contextlib.ExitStack() as ended:
     all_of_them = [
       ended.enter_context(
@@ -116,4 +118,15 @@ def test_replicas_of_processes_change_no_number(
   """Two processes have all rows each, and two of four share a replica."""
   one = of_one(folder, LONG)
   found = results(processes, devices, tmp_path, LONG, replicas=2)
+  assert found == [one] * processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('processes', 'devices'), [(2, 4), (4, 4)])
+def test_hosts_of_processes_change_no_number(
+  processes, devices, folder, tmp_path
+):
+  """A process is a host, or half of one."""
+  one = of_one(folder, FEW)
+  found = results(processes, devices, tmp_path, FEW, hosts=2)
   assert found == [one] * processes

@@ -1,7 +1,7 @@
 r"""What each of several processes trains, in test_processes. Prints digests.
 
     python -m tests.distributed.worker \
-        NUMBER PROCESSES DEVICES ADDRESS FOLDER RUN,...
+        NUMBER PROCESSES DEVICES ADDRESS FOLDER RUN,... REPLICAS HOSTS
 
 Runs end with the bits of one process, whatever the first arguments.
 """
@@ -27,7 +27,7 @@ def digest(tree):
   return crc
 
 
-OVER = {'parts': PARTS, 'replicas': 1}
+OVER = {'parts': PARTS, 'replicas': 1, 'hosts': 1}
 
 
 def of_towers(devices, hosts):
@@ -211,8 +211,8 @@ def full(devices, folder):
   return errors, owners, digest(small.everything(one))
 
 
-def main(number, processes, devices, address, folder, names, replicas):
-  OVER['replicas'] = int(replicas)
+def main(number, processes, devices, address, folder, names, replicas, hosts):
+  OVER.update(replicas=int(replicas), hosts=int(hosts))
   number, processes, devices = int(number), int(processes), int(devices)
   jax.config.update('jax_num_cpu_devices', devices // processes)
   if processes > 1:
