@@ -111,22 +111,14 @@ def test_processes_of_several_devices_change_no_number(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+  ('runs', 'over'), [(LONG, {'replicas': 2}), (FEW, {'hosts': 2})]
+)
 @pytest.mark.parametrize(('processes', 'devices'), [(2, 4), (4, 4)])
-def test_replicas_of_processes_change_no_number(
-  processes, devices, folder, tmp_path
+def test_replicas_and_hosts_of_processes_change_no_number(
+  processes, devices, runs, over, folder, tmp_path
 ):
-  """Two processes have all rows each, and two of four share a replica."""
-  one = of_one(folder, LONG)
-  found = results(processes, devices, tmp_path, LONG, replicas=2)
-  assert found == [one] * processes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('processes', 'devices'), [(2, 4), (4, 4)])
-def test_hosts_of_processes_change_no_number(
-  processes, devices, folder, tmp_path
-):
-  """A process is a host, or half of one."""
-  one = of_one(folder, FEW)
-  found = results(processes, devices, tmp_path, FEW, hosts=2)
+  """Each of two has all rows, or is a host. Two of four share either."""
+  one = of_one(folder, runs)
+  found = results(processes, devices, tmp_path, runs, **over)
   assert found == [one] * processes
