@@ -236,24 +236,11 @@ def exchange(
     hosts: H of a replica, to each of which a row goes once. Without `columns`.
       1: rows go to slices.
   """
-  examples, lookups = unique.inverse.shape
-  share = examples // parts  # a step refuses what is beyond
-  inverse = unique.inverse[: share * parts].reshape(parts, share, lookups)
-  order = parts_of_devices(slices, lanes.hosts, parts).reshape(-1)
+  inverse, listed, used, at = _of_parts(unique, lanes, slices, parts, columns)
+  bounds, lines = lanes.bounds(unique.rows), (listed, used)
   if columns is not None:
-    inverse = of_towers(inverse, columns, -1)
-    of_tower = np.repeat(np.arange(lanes.hosts), parts)
-    inverse = inverse[of_tower, order]
-  own_inverse, listed = np.empty((2, *inverse.shape), np.int32)
-  used = np.empty(len(inverse), np.int64)
-  _find_parts(inverse, len(unique.rows), own_inverse, listed, used)
-  # Where the parts of each host's tower are in the order of the devices.
-  at = np.empty((lanes.hosts, parts), np.int64)
-  at[np.repeat(np.arange(lanes.hosts), parts), order] = np.arange(len(order))
-  bounds, listed = lanes.bounds(unique.rows), listed.reshape(len(listed), -1)
-  lines = listed, used
-  if columns is not None:
-    lines = listed[at.T.reshape(-1)], used[at.T.reshape(-1)]
+    in_order = at.T.reshape(-1)
+    lines = listed[in_order], used[in_order]
   crossing = _traffic(*lines, bounds, lanes, slices, 1 if columns else hosts)
   size, some = bucket(int(crossing.used.max())), bucket(int(used.max()))
   own, held, counts = lanes.total, size, crossing.counts
@@ -268,8 +255,8 @@ def exchange(
   wanted = np.full((slices, own, most), held, np.int32)
   summed = np.full((slices, own, held), most, np.int32)
   received = own // lanes.hosts * most
-  picked = np.full((len(inverse), some), received, np.int32)
-  returned = np.full((len(inverse), received), some, np.int32)
+  picked = np.full((len(used), some), received, np.int32)
+  returned = np.full((len(used), received), some, np.int32)
   of_lane = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
   known = listed, used, at, _lane_of(bounds)
   places = of_lane[None]
@@ -278,15 +265,36 @@ def exchange(
     _find_hosts(*known, of_lane, own, to_hosts, from_hosts, places)
   _find_places(*known, places, wanted, summed, picked, returned)
   return Exchange(
-    wanted,
-    picked,
-    own_inverse,
-    returned,
-    summed,
-    crossing,
-    to_hosts,
-    from_hosts,
+    wanted, picked, inverse, returned, summed, crossing, to_hosts, from_hosts
   )
+
+
+def _of_parts(
+  unique: Unique,
+  lanes: Lanes,
+  slices: int,
+  parts: int,
+  columns: Sequence[Sequence[int]] | None,
+) -> tuple[np.ndarray, ...]:
+  """Returns what each part looks up. `exchange` has the arguments.
+
+  Returns:
+    `Exchange.inverse`, the rows of each part, the number of them, and where the
+    parts of each host's tower are in the order of the devices.
+  """
+  examples, lookups = unique.inverse.shape
+  share = examples // parts  # a step refuses what is beyond
+  inverse = unique.inverse[: share * parts].reshape(parts, share, lookups)
+  order = parts_of_devices(slices, lanes.hosts, parts).reshape(-1)
+  tower = np.repeat(np.arange(lanes.hosts), parts)
+  if columns is not None:
+    inverse = of_towers(inverse, columns, -1)[tower, order]
+  own_inverse, listed = np.empty((2, *inverse.shape), np.int32)
+  used = np.empty(len(inverse), np.int64)
+  _find_parts(inverse, len(unique.rows), own_inverse, listed, used)
+  at = np.empty((lanes.hosts, parts), np.int64)
+  at[tower, order] = np.arange(len(order))
+  return own_inverse, listed.reshape(len(listed), -1), used, at
 
 
 def parts_of_devices(
