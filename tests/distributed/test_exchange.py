@@ -18,7 +18,7 @@ MODEL = slip.Functions(
 )
 
 
-def trained(items, devices=4, exchange='bfloat16', start=0.0):
+def trained(items, devices=4, exchange='bfloat16', start=0.0, hosts=1):
   """All rows, the losses and the counts, after a pass over items clicked."""
   first = np.full((ROWS, DIM), start, np.float32)
   trainer = slip.Trainer(
@@ -30,6 +30,7 @@ def trained(items, devices=4, exchange='bfloat16', start=0.0):
     devices=devices,
     parts=PARTS,
     exchange=exchange,
+    hosts=hosts,
   )
   data = {'item': items, 'label': np.ones(len(items), np.float32)}
   source = slip.batches(data, batch_size=BATCH, epochs=1)
@@ -88,10 +89,12 @@ def test_rows_are_sent_rounded_to_nearest_and_kept_as_they_are():
   np.testing.assert_allclose(rows[:BATCH] - start, moved, rtol=0.02)
 
 
+@pytest.mark.parametrize('hosts', [1, 4])
 @pytest.mark.parametrize('exchange', ['float32', 'bfloat16'])
-def test_a_batch_may_look_up_no_row(exchange):
+def test_a_batch_may_look_up_no_row(exchange, hosts):
   items = np.concatenate([np.full(BATCH, -1), np.arange(BATCH)])
-  rows, losses, counts = trained(np.stack([items] * 2, 1), 8, exchange)
+  pairs = np.stack([items] * 2, 1)
+  rows, losses, counts = trained(pairs, 8, exchange, hosts=hosts)
   expected, _, _ = trained(np.arange(BATCH), 8, exchange)
   np.testing.assert_allclose(rows, 2 * expected, rtol=0.02)
   np.testing.assert_allclose(losses, np.log(2), rtol=1e-6)
@@ -108,3 +111,21 @@ def test_bytes_are_those_of_rows_that_another_device_looks_up(devices):
   for exchange, size in ('float32', 4), ('bfloat16', 2):
     *_, counts = trained(items, devices, exchange)
     assert counts.bytes_exchanged == sent * DIM * 2 * size
+
+
+@pytest.mark.parametrize(('devices', 'hosts'), [(8, 2), (8, 8), (4, 2)])
+def test_a_row_crosses_to_each_host_once(devices, hosts):
+  items = np.random.default_rng(1).zipf(1.3, 4 * BATCH) % ROWS
+  own, far, near = devices // hosts, 0, 0
+  for batch in items.reshape(-1, BATCH):
+    for host, of_host in enumerate(batch.reshape(hosts, -1)):
+      rows = np.unique(of_host)
+      owner = even_lanes(ROWS, devices).owners(rows)
+      far += (owner // own != host).sum()
+      for number, wanted in enumerate(of_host.reshape(own, -1)):
+        here = np.isin(rows, wanted)
+        near += (owner[here] % own != number).sum()
+  for exchange, size in ('float32', 4), ('bfloat16', 2):
+    *_, counts = trained(items, devices, exchange, hosts=hosts)
+    assert counts.bytes_between_hosts == far * DIM * 2 * size
+    assert counts.bytes_exchanged == (far + near) * DIM * 2 * size

@@ -279,9 +279,14 @@ def test_devices_change_no_number_of_rows_on_a_disk(tmp_path):
 # Growing vocabularies, lists, features that share a table, two groups.
 
 
-def in_market(devices, skip='none', placing='streamed', steps=market.STEPS):
+def in_market(
+  devices, skip='none', placing='streamed', steps=market.STEPS, hosts=1
+):
   trainer = market.trainer(
-    placement=market.PLACINGS[placing], devices=devices, parts=PARTS
+    placement=market.PLACINGS[placing],
+    devices=devices,
+    parts=PARTS,
+    hosts=hosts,
   )
   trainer.train(market.source(), steps, skip=market.SKIPS[skip])
   return trainer
@@ -293,21 +298,21 @@ def one_in_market(skip='none', steps=market.STEPS):
 
 
 @pytest.mark.parametrize(
-  ('devices', 'skip', 'placing'),
+  ('devices', 'hosts', 'skip', 'placing'),
   [
-    (8, 'none', 'look_ahead'),
-    (8, 'rows', 'streamed'),
-    pytest.param(4, 'stale', 'pinned', marks=pytest.mark.slow),
+    (8, 1, 'none', 'look_ahead'),
+    (8, 4, 'rows', 'streamed'),
+    pytest.param(4, 2, 'stale', 'pinned', marks=pytest.mark.slow),
     *(
-      pytest.param(devices, skip, placing, marks=pytest.mark.slow)
-      for devices in (2, 8)
+      pytest.param(devices, hosts, skip, placing, marks=pytest.mark.slow)
+      for devices, hosts in ((2, 1), (8, 1), (8, 2))
       for skip in market.SKIPS
       for placing in market.PLACINGS
     ),
   ],
 )
-def test_devices_change_no_number_of_a_market(devices, skip, placing):
-  with in_market(devices, skip, placing) as trainer:
+def test_devices_change_no_number_of_a_market(devices, hosts, skip, placing):
+  with in_market(devices, skip, placing, hosts=hosts) as trainer:
     one = one_in_market(skip)
     market.assert_same(trainer, one)
     # Validation and prediction have the same bits, too.
@@ -420,7 +425,8 @@ def test_devices_change_no_number_of_an_nnx_model():
 def test_a_run_is_resumed_on_other_devices(
   before, after, skip, steps, tmp_path
 ):
-  first = in_market(before, skip, 'streamed', steps)
+  hosts = max(1, before // 4)
+  first = in_market(before, skip, 'streamed', steps, hosts)
   first.save(tmp_path)
   first.close()
   with market.trainer(
