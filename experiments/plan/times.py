@@ -162,6 +162,10 @@ def step_time(
   host = max(
     lookups * machine.find / threads, machine.plan.seconds(lanes, lookups)
   )
+  between = machine.between
+  if machine.shared:  # a message waits for processes that are before it
+    turns = max(1, hosts / machine.threads)
+    between = between._replace(call=turns * between.call)
   if measured is None:
     own = examples / devices
     device = (
@@ -182,7 +186,7 @@ def step_time(
     link.seconds(2 * rounds, rounds * work.dense_bytes)
     for link, rounds in (
       (machine.inside, near.bit_length() - 1),
-      (machine.between, hosts.bit_length() - 1),
+      (between, hosts.bit_length() - 1),
     )
   )
   return StepTime(
@@ -191,7 +195,7 @@ def step_time(
     host,
     max(
       machine.inside.seconds(crossing.near, crossing.near_bytes),
-      machine.between.seconds(crossing.far, crossing.far_bytes),
+      between.seconds(crossing.far, crossing.far_bytes),
     ),
     sums,
   )

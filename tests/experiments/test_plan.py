@@ -297,6 +297,12 @@ def test_the_time_of_a_step_by_hand():
   step = times.Measured(Link(1e-3, 1e-6), Link(5e-5, 1e-6))
   shared = machine._replace(shared=True)
   found = times.step_time(shared, work, 4, 800, 1, 1, 1, crossing, step)
+  messages = 4 * 1e-5
+  np.testing.assert_allclose(found.exchange, messages + 3e-5)
+  crowded = shared._replace(threads=1)  # of two hosts
+  found = times.step_time(crowded, work, 4, 800, 1, 1, 1, crossing, step)
+  np.testing.assert_allclose(found.exchange, 2 * messages + 3e-5)
+  found = times.step_time(shared, work, 4, 800, 1, 1, 1, crossing, step)
   expected = 1e-3 + 800e-6 + (5e-5 + 800e-6) / 4
   np.testing.assert_allclose(found.device, expected)
   found = times.step_time(machine, work, 4, 800, 1, 1, 1, crossing, step)
