@@ -110,7 +110,8 @@ def of_processes(bar: Any, rounds: int, steps: int) -> list[dict[str, Any]]:
         if number > 1:
           command[-1:] = ['experiments.launch', f'--processes={number}']
         command += [*arguments, f'--workdir={where}']
-        here = _DEVICES.sub('', os.environ.get('XLA_FLAGS', ''))
+        # XLA takes a blank for the name of a file.
+        here = _DEVICES.sub('', os.environ.get('XLA_FLAGS', '')).strip()
         environment = os.environ | {'XLA_FLAGS': here}
         done = subprocess.run(
           command, env=environment, capture_output=True, text=True

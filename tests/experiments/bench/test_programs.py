@@ -56,7 +56,8 @@ def test_embeddings_alone_are_timed_under_each_placement(tmp_path):
 
 
 @pytest.mark.slow
-def test_numbers_of_devices_are_compared(tmp_path):
+def test_numbers_of_devices_are_compared(tmp_path, monkeypatch):
+  monkeypatch.delenv('XLA_FLAGS')  # as in a shell
   command = [sys.executable, '-m', 'experiments.bench.devices']
   output = tmp_path / 'figures.json'
   small = ['--config=configs/criteo.py:smoke', '--config.data.batch_size=64']
