@@ -15,6 +15,7 @@ import jax
 import ml_collections
 
 from experiments.common import interrupts, meter
+from slipstream_jax.engine import buffers
 from slipstream_jax.engine.mesh import devices_of
 from slipstream_jax.errors import check_whole, UserError
 
@@ -158,7 +159,9 @@ class Watch:
   def _end_unless_in_jax(self) -> None:
     """Says where the training thread is, and aborts, as JAX does."""
     frame = sys._current_frames()[self._thread]
-    in_jax = _package(frame) == 'jax'
+    # Copies to the host wait in our own code, as numpy calls JAX.
+    module = frame.f_globals.get('__name__')
+    in_jax = _package(frame) == 'jax' or module == buffers.__name__
     first = self._taken == self._before
     if in_jax and (first or self._idle <= _IN_JAX * self._most):
       return

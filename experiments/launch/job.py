@@ -44,12 +44,14 @@ def launch(
   command += [f'--config.parts={parts}', f'--workdir={where}']
   resume, saved = config.resume, workdirs.newest_step(checkpoints)
   for restart in range(restarts + 1):
+    replicas = min(config.replicas, devices)
+    hosts = config.hosts if replicas * config.hosts <= devices else 1
     of_start = [
       f'--config.resume={resume}',
       f'--config.processes={processes}',
       f'--config.devices={devices}',
-      f'--config.replicas={min(config.replicas, devices)}',
-      f'--config.hosts={config.hosts if config.hosts <= devices else 1}',
+      f'--config.replicas={replicas}',
+      f'--config.hosts={hosts}',
     ]
     with interrupts.gently():
       codes = _codes([*command, *of_start], processes, devices)

@@ -37,9 +37,9 @@ class Counters(NamedTuple):
   """Bytes of rows and of their gradients that went from one of several devices
   to another, without padding."""
   bytes_between_hosts: int = 0
-  """Bytes that went from one of several `hosts` to another, without padding:
-  of rows and their gradients, which `bytes_exchanged` has, too, or of vectors
-  of towers and theirs."""
+  """Bytes that went from one of a replica's `hosts` to another: of rows and
+  their gradients, which `bytes_exchanged` has, too, or of vectors of towers and
+  theirs. Without padding."""
 
 
 def merge(a: Counters, b: Counters) -> Counters:

@@ -32,7 +32,7 @@ from slipstream_jax.types import RowBlock
 
 REPLICAS, HOSTS, OF_HOST = 'replicas', 'hosts', 'of_host'
 """Names of the mesh's axes. Device r * M + m has lane m of replica r. A lane is
-one of those of a host, where hosts have towers of their own."""
+one of those of a host, if rows cross between hosts otherwise than within."""
 LANES = HOSTS, OF_HOST
 ALL = REPLICAS, HOSTS, OF_HOST
 SPLIT, EACH, WHOLE = Spec(LANES), Spec(ALL), Spec()
@@ -107,7 +107,7 @@ class Devices(NamedTuple):
 
   @property
   def hosts(self) -> int:
-    """H, the number of hosts with towers of their own, or 1."""
+    """H, the number of hosts of a replica, or 1 if it is all the same."""
     return int(self.mesh.devices.shape[1])
 
   @property

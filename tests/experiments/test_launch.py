@@ -178,7 +178,8 @@ def test_half_of_the_processes_start_after_a_start_that_saved_nothing(
   whole, tmp_path
 ):
   folder = tmp_path / 'run'
-  with launch(folder, processes=4) as process:
+  over = '--config.replicas=2', '--config.hosts=2'
+  with launch(folder, *over, processes=4) as process:
     wait_until(lambda: newest(folder), process)
     first = children_of(process)
     os.kill(first[-1], signal.SIGKILL)
