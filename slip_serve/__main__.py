@@ -54,6 +54,18 @@ def main() -> int:
     default=0.1,
     help='with ssd, rows in memory: a share up to 1, or a number',
   )
+  parser.add_argument(
+    '--pinned',
+    type=lambda text: text.split(','),
+    default=(),
+    help='with ssd, tables whose rows all stay in memory, such as C1,C5',
+  )
+  parser.add_argument(
+    '--bags',
+    type=float,
+    default=0.0,
+    help="with ssd, share of the other rows' memory for sums of bags",
+  )
   parser.add_argument('--host', default='127.0.0.1')
   parser.add_argument('--port', type=_port, default=8080)
   parser.add_argument(
@@ -73,7 +85,13 @@ def main() -> int:
     )
     return 1
   try:
-    scorer = Scorer(given.folder, given.memory, given.cache)
+    scorer = Scorer(
+      given.folder,
+      given.memory,
+      given.cache,
+      pinned=given.pinned,
+      bags=given.bags,
+    )
   except ServeError as error:
     sys.stderr.write(f'error: {error}\n')
     return 1

@@ -62,6 +62,9 @@ class Feature(NamedTuple):
   """The first of its columns among all K."""
   length: int
   """L, the number of columns. Shorter lists are filled up with -1."""
+  combiner: str = ''
+  """How the rows of a list become one, as `slip.Feature` has it. Empty if it is
+  not known: in exports of older versions."""
 
 
 class Table(NamedTuple):
@@ -166,6 +169,12 @@ class Layout(NamedTuple):
   def columns(self) -> int:
     """K, lookups of one example."""
     return sum(feature.length for feature in self.features)
+
+  def features_in(self, group: int) -> tuple[Feature, ...]:
+    """Returns the features of a group's columns, in order."""
+    return tuple(
+      one for one in self.features if self.tables[one.table].group == group
+    )
 
   def record(self, group: Group) -> int:
     """Returns the bytes of one of the group's rows in its file."""

@@ -5,6 +5,7 @@ As in "Supporting massive DLRM inference through software defined memory"
 the others are read at once for each query, many reads at a time.
 """
 
+from collections.abc import Callable, Sequence
 import pathlib
 import threading
 from typing import Literal
@@ -18,6 +19,8 @@ from slipstream_jax.files import Path
 from slipstream_jax.hashing import GOLDEN, place_slot
 
 Memory = Literal['dram', 'mmap', 'ssd']
+BOOKKEEPING = 16
+"""Bytes of a cached record beside it: its key, and when it was used last."""
 _WAYS = 8  # places that a row may have in the cache
 _AT_ONCE = 1 << 16  # records that are read before they are put there
 
@@ -50,12 +53,84 @@ class MemoryRows:
     self._records = np.empty((0, 0), np.uint8)
 
 
+class RecordCache:
+  """The records that were asked for last, by key. One thread may use it.
+
+  A record has 8 places, by a hash of its key. It replaces the one that was used
+  the longest ago.
+
+  Attributes:
+    record: bytes of a record.
+  """
+
+  def __init__(self, places: int, record: int) -> None:
+    """Makes an empty cache of records of so many bytes.
+
+    The number of places is rounded down to a multiple of 8.
+    """
+    self._queries = 1  # number 1 is the first contents
+    self._ways = ways = min(_WAYS, max(places, 1))
+    places = places // ways * ways
+    self._tags = np.full(places, -1, np.int64)
+    self._used = np.zeros(places, np.int64)
+    self._records = np.empty((places, record), np.uint8)
+    self.record = record
+
+  def __len__(self) -> int:
+    return len(self._tags)
+
+  def find(
+    self, keys: np.ndarray, at: np.ndarray, out: np.ndarray
+  ) -> tuple[int, np.ndarray]:
+    """Copies the records that are here.
+
+    Args:
+      keys: i64[n], at least 0.
+      at: i64[m], places in `keys` of those to look for.
+      out: u8[n, record], is filled at these places.
+
+    Returns:
+      The number of this query, for `put`, and the places of the others.
+    """
+    self._queries += 1
+    missing = at.copy()
+    if len(self) and len(at):
+      cache = self._tags, self._used, self._queries, self._ways, self._records
+      missing = missing[: probe(keys, *cache, out, missing)]
+    return self._queries, missing
+
+  def put(
+    self, query: int, keys: np.ndarray, at: np.ndarray, records: np.ndarray
+  ) -> None:
+    """Puts some records u8[n, record] that a query did not find."""
+    if len(self) and len(at):
+      cache = self._tags, self._used, query, self._ways, self._records
+      put(keys, at, *cache, records)
+
+  def fill(
+    self, keys: np.ndarray, read: Callable[[np.ndarray, np.ndarray], None]
+  ) -> None:
+    """Fills an empty cache with records, the first keys last to be replaced.
+
+    Args:
+      keys: i64[n], unique.
+      read: reads records of ascending keys into u8[m, record].
+    """
+    seat(keys, self._tags, self._used, self._ways)
+    places = np.flatnonzero(self._tags >= 0)
+    places = places[np.argsort(self._tags[places])]
+    # In pieces, because records are copied once more to their places.
+    for some in np.array_split(places, 1 + len(places) // _AT_ONCE):
+      records = np.empty((len(some), self.record), np.uint8)
+      read(self._tags[some], records)
+      self._records[some] = records
+
+
 class DiskRows:
   """Records that are read from a file. The latest ones are kept in memory.
 
-  A record has 8 places in the cache, by a hash of its row. It replaces the one
-  that was used the longest ago. The page cache is bypassed if the file system
-  allows it, because it would keep 4096 bytes for each row.
+  The page cache is bypassed if the file system allows it, because it would keep
+  4096 bytes for each row.
   """
 
   def __init__(
@@ -63,42 +138,39 @@ class DiskRows:
     file: RecordFile,
     cache_rows: int,
     popular: np.ndarray | None = None,
+    pinned: Sequence[tuple[int, int]] = (),
   ) -> None:
-    """Takes over a file and reads popular rows.
+    """Takes over a file and reads pinned and popular rows.
 
     Args:
       file: the records.
-      cache_rows: records to keep, rounded down to a multiple of 8.
+      cache_rows: records to keep beside the pinned ones, rounded down to a
+        multiple of 8.
       popular: unique rows i64[n], the most popular first, to fill the cache
         with. None: it begins empty.
+      pinned: ranges [first, end) of rows that are always in memory, ascending
+        and apart.
 
     Raises:
       ServeError: the file cannot be read.
     """
     self._file = file
-    self._queries = 1  # number 1 is the first contents
     self._reading, self._changing = 0, threading.Condition()
-    self._ways = ways = min(_WAYS, max(cache_rows, 1))
-    places = cache_rows // ways * ways
     try:
-      self._tags = np.full(places, -1, np.int64)
-      self._used = np.zeros(places, np.int64)
-      self._cached = np.empty((places, file.record), np.uint8)
-      if popular is not None and places:
-        self._fill(popular)
+      self._cache = RecordCache(cache_rows, file.record)
+      self._ranges = np.array(pinned, np.int64).reshape(-1, 2)
+      rows = [np.arange(*one) for one in pinned]
+      self._pinned = np.empty((sum(map(len, rows)), file.record), np.uint8)
+      if rows:
+        file.scan(np.concatenate(rows), self._pinned)
+      if popular is not None and len(self._cache):
+        kept = np.zeros(len(popular), bool)
+        for first, end in pinned:
+          kept |= (popular >= first) & (popular < end)
+        self._cache.fill(popular[~kept], file.scan)
     except BaseException:
       self.close()
       raise
-
-  def _fill(self, popular: np.ndarray) -> None:
-    seat(popular, self._tags, self._used, self._ways)
-    places = np.flatnonzero(self._tags >= 0)
-    places = places[np.argsort(self._tags[places])]
-    # In pieces, because records are copied once more to their places.
-    for some in np.array_split(places, 1 + len(places) // _AT_ONCE):
-      records = np.empty((len(some), self._file.record), np.uint8)
-      self._file.scan(self._tags[some], records)
-      self._cached[some] = records
 
   def read(self, rows: np.ndarray, out: np.ndarray) -> tuple[int, int]:
     """Reads records.
@@ -113,18 +185,16 @@ class DiskRows:
     Raises:
       ServeError: the disk cannot be read.
     """
+    at = np.arange(len(rows))
+    if len(self._pinned):
+      at = at[: copy_pinned(rows, self._ranges, self._pinned, out, at)]
     with self._changing:
-      self._queries += 1
       self._reading += 1
-      cache = self._tags, self._used, self._queries, self._ways, self._cached
-      missing = np.arange(len(rows))
-      if len(self._tags):
-        missing = missing[: probe(rows, *cache, out, missing)]
+      query, missing = self._cache.find(rows, at, out)
     try:  # meanwhile other threads may search the cache, and read
       nbytes = self._file.read(rows, missing[np.argsort(rows[missing])], out)
-      if len(self._tags):
-        with self._changing:
-          put(rows, missing, *cache, out)
+      with self._changing:
+        self._cache.put(query, rows, missing, out)
     finally:
       with self._changing:
         self._reading -= 1
@@ -219,6 +289,42 @@ def seat(
 
 
 @_kernel
+def copy_pinned(
+  rows: np.ndarray,
+  ranges: np.ndarray,
+  pinned: np.ndarray,
+  out: np.ndarray,
+  missing: np.ndarray,
+) -> int:
+  """Copies the records of pinned rows.
+
+  Args:
+    rows: i64[U].
+    ranges: i64[n, 2], ranges [first, end) of rows, ascending.
+    pinned: u8[P, record], the records of these, end to end.
+    out: out, u8[U, record].
+    missing: out, i64[U], places in `rows` of the others.
+
+  Returns:
+    The number of others.
+  """
+  count = 0
+  for i in range(len(rows)):
+    before, place = 0, -1
+    for n in range(len(ranges)):
+      if ranges[n, 0] <= rows[i] < ranges[n, 1]:
+        place = before + rows[i] - ranges[n, 0]
+      before += ranges[n, 1] - ranges[n, 0]
+    if place < 0:
+      missing[count] = i
+      count += 1
+    else:
+      for k in range(out.shape[1]):
+        out[i, k] = pinned[place, k]
+  return count
+
+
+@_kernel
 def probe(
   rows: np.ndarray,
   tags: np.ndarray,
@@ -239,7 +345,8 @@ def probe(
     ways: places that a row may be in.
     cached: u8[S * ways, record].
     out: out, u8[U, record].
-    missing: out, i64[U], places in `rows` of rows that are not there.
+    missing: in and out, i64[m], places in `rows` of rows to look for, and then
+      of those that are not there.
 
   Returns:
     The number of missing rows.
@@ -247,13 +354,15 @@ def probe(
   count, sets = 0, len(tags) // ways
   # Two loops, because neither then branches on a value from memory, and many
   # cache misses are under way at once.
-  for i in range(len(rows)):
-    first, place = _set_of(rows[i], sets) * ways, -1
+  places = np.empty(len(missing), np.int64)
+  for j in range(len(missing)):
+    row = rows[missing[j]]
+    first, place = _set_of(row, sets) * ways, -1
     for other in range(first, first + ways):
-      place = other if tags[other] == rows[i] else place
-    missing[i] = place
-  for i in range(len(rows)):
-    place = missing[i]
+      place = other if tags[other] == row else place
+    places[j] = place
+  for j in range(len(missing)):
+    i, place = missing[j], places[j]
     if place < 0:
       missing[count] = i
       count += 1

@@ -1,7 +1,7 @@
 """Scores examples with an export: ids to rows, rows to logits."""
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 import math
 import pathlib
@@ -13,11 +13,13 @@ import jax
 from jax import export
 import numpy as np
 
+from slip_serve.bags import BagSums, can_keep
 from slip_serve.errors import ServeError
 from slip_serve.layout import check_file, DENSE, Layout, read_layout
 from slip_serve.queries import Query, QueryMaker, Values
 from slip_serve.reading import DEPTH, RecordFile
 from slip_serve.rows import (
+  BOOKKEEPING,
   decode,
   DiskRows,
   Memory,
@@ -43,6 +45,8 @@ class Stats(NamedTuple):
   """Share of the unique rows that was in memory. None before the first."""
   bytes_per_lookup: float
   """Bytes read from the disk."""
+  bags_found: int = 0
+  """Bags whose rows were not needed, as what they combine to was in memory."""
 
 
 class _Part(NamedTuple):
@@ -79,6 +83,8 @@ class Scorer:
     check: bool = True,
     depth: int = DEPTH,
     direct: bool = True,
+    pinned: Sequence[str] = (),
+    bags: float = 0.0,
   ) -> None:
     """Opens an export.
 
@@ -87,10 +93,13 @@ class Scorer:
       memory: where rows are: all in memory ('dram'), paged in by the system
         ('mmap'), or in their file with popular ones in a cache ('ssd').
       cache: with 'ssd', rows that are kept in memory: up to 1 a share of all,
-        above 1 a number for each group.
+        above 1 a number for each group. It includes the next two.
       check: whether all checksums are compared, which reads all files.
       depth: with 'ssd', reads under way at a time.
       direct: with 'ssd', whether to bypass the page cache.
+      pinned: with 'ssd', names of tables whose rows all stay in memory.
+      bags: with 'ssd', share of the other rows' memory that keeps sums of bags,
+        by what they look up.
 
     Raises:
       ServeError: the export is incomplete, or an argument is invalid.
@@ -112,24 +121,32 @@ class Scorer:
       )
     self.layout, self.memory = read_layout(folder), memory
     layout = self.layout
+    _check_cached(layout, pinned, bags)
     for file in layout.files if check else ():
       check_file(folder, file)
     self._maker = QueryMaker(folder, layout)
     self._programs = _Programs(folder, layout)
     self._rows: list[MemoryRows | DiskRows] = []
-    for group in layout.groups:
+    self._bags: list[BagSums | None] = [None] * len(layout.groups)
+    for number, group in enumerate(layout.groups):
       record, path = layout.record(group), pathlib.Path(folder) / group.file
       if memory != 'ssd':
         mapped = memory == 'mmap'
         self._rows.append(MemoryRows(path, group.rows, record, mapped))
-      else:
-        kept = round(cache * group.rows if cache <= 1 else cache)
-        kept = min(kept, group.rows)
-        popular = popular_rows(folder, group) if kept else None
-        records = RecordFile(path, record, depth, direct)
-        self._rows.append(DiskRows(records, kept, popular))
-    # Examples, lookups, unique rows, hits and bytes read.
-    self._counts, self._lock = np.zeros(5, np.int64), threading.Lock()
+        continue
+      kept = round(cache * group.rows if cache <= 1 else cache)
+      ranges = _ranges(layout, number, pinned)
+      kept = _left(min(kept, group.rows), ranges)
+      features = layout.features_in(number)
+      if bags and any(map(can_keep, features)):
+        nbytes = round(bags * kept * (record + BOOKKEEPING))
+        self._bags[number] = BagSums(group, features, nbytes)
+        kept = round((1 - bags) * kept)
+      popular = popular_rows(folder, group) if kept else None
+      records = RecordFile(path, record, depth, direct)
+      self._rows.append(DiskRows(records, kept, popular, ranges))
+    # Examples, lookups, unique rows, hits, bytes read, and bags found.
+    self._counts, self._lock = np.zeros(6, np.int64), threading.Lock()
     self._ahead = futures.ThreadPoolExecutor(_AHEAD, 'slip-serve-ahead')
 
   def __enter__(self) -> 'Scorer':
@@ -260,9 +277,10 @@ class Scorer:
   @property
   def stats(self) -> Stats:
     """Counts of all queries so far."""
-    examples, lookups, rows, hits, nbytes = self._counts.tolist()
+    examples, lookups, rows, hits, nbytes, found = self._counts.tolist()
     hit_rate = hits / rows if rows else None
-    return Stats(examples, lookups, rows, hit_rate, nbytes / max(lookups, 1))
+    per_lookup = nbytes / max(lookups, 1)
+    return Stats(examples, lookups, rows, hit_rate, per_lookup, found)
 
   def close(self) -> None:
     """Releases files and threads. Idempotent."""
@@ -286,22 +304,28 @@ class Scorer:
     lookups = np.full((size, self.layout.columns), -1, np.int64)
     real = given >= 0
     np.copyto(lookups[: len(given)], given + self._maker.firsts, where=real)
-    counts = np.array([len(given), real.sum(), 0, 0, 0])
+    counts = np.array([len(given), real.sum(), 0, 0, 0, 0])
     blocks, inverses = [], []
-    for group, source in zip(self.layout.groups, self._rows, strict=True):
+    of_groups = zip(self.layout.groups, self._rows, self._bags, strict=True)
+    for group, source, bags in of_groups:
       own = lookups
       if len(group.columns) < self.layout.columns:
         own = lookups[:, np.array(group.columns, np.int64)]
+      found = None if bags is None else bags.find(own)
       rows, inverse = unique(own.ravel())
+      inverse = inverse.reshape(own.shape)
       block = np.zeros((own.size, group.dim), np.float32)
       if self.layout.codec == 'float32':  # read directly into the block
         records = block[: len(rows)].view(np.uint8)
       else:
         records = np.empty((len(rows), self.layout.record(group)), np.uint8)
-      counts[2:] += len(rows), *source.read(rows, records)
+      counts[2:5] += len(rows), *source.read(rows, records)
       decode(self.layout.codec, records, block[: len(rows)])
+      if bags is not None and found is not None:
+        counts[5] += len(found.vectors)
+        bags.give_back(found, block, inverse, len(rows))
       blocks.append(block)
-      inverses.append(inverse.reshape(own.shape))
+      inverses.append(inverse)
     with self._lock:
       self._counts += counts
     return _Part(
@@ -316,6 +340,56 @@ class Scorer:
     return np.concatenate(
       [self._programs(*part[1:])[: part.real] for part in parts]
     )
+
+
+def _check_cached(layout: Layout, pinned: Sequence[str], bags: float) -> None:
+  names = [table.name for table in layout.tables]
+  unknown = [name for name in pinned if name not in names]
+  if isinstance(pinned, str) or unknown:
+    raise ServeError(
+      f'pinned tables must be of the export: {", ".join(names):.200}',
+      got=repr(pinned if isinstance(pinned, str) else unknown[0]),
+      where='load, pinned',
+      hint=f'give a list of names, such as {names[:1]}',
+    )
+  if not 0 <= bags <= 1:
+    raise ServeError(
+      'the share of memory for bags must be from 0 to 1',
+      got=bags,
+      where='load, bags',
+      hint='give 0.5',
+    )
+  if bags and (layout.weighted or not any(map(can_keep, layout.features))):
+    raise ServeError(
+      'bags can be kept that have several lookups, a combiner and no weights',
+      got='no such feature',
+      where='load, bags',
+      hint='leave bags out; if it has some, export the model again',
+    )
+
+
+def _ranges(
+  layout: Layout, number: int, pinned: Sequence[str]
+) -> list[tuple[int, int]]:
+  """Returns the rows of pinned tables in a group, [first, end) each."""
+  return sorted(
+    (table.first, table.first + table.rows)
+    for table in layout.tables
+    if table.group == number and table.name in pinned
+  )
+
+
+def _left(kept: int, ranges: Sequence[tuple[int, int]]) -> int:
+  """Returns how many of the kept rows are not pinned."""
+  taken = sum(end - first for first, end in ranges)
+  if taken > kept:
+    raise ServeError(
+      f'pinned tables must fit the {kept:,} rows that are kept in memory',
+      got=f'{taken:,} rows',
+      where='load, pinned',
+      hint='pin fewer tables, or give a larger cache',
+    )
+  return kept - taken
 
 
 def _padded(values: np.ndarray, size: int) -> np.ndarray:

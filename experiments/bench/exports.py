@@ -1,8 +1,10 @@
 """Times the scores of an export, from memory and from an SSD."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import itertools
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from experiments.bench.runner import Item
 from experiments.common import build, datasets, record
 from experiments.common.progress import Bar
 from slip_serve import Query, Scorer
+from slip_serve.rows import Memory
 from slipstream_jax.data.source import Dataset
 
 
@@ -23,6 +26,8 @@ def measure(
   warm: int,
   turn: int,
   turns: int,
+  pinned: Sequence[str],
+  bags: float,
 ) -> Iterator[Item]:
   """Yields the figures of an export of a run.
 
@@ -36,31 +41,37 @@ def measure(
   data = datasets.dataset(config)
   first_rows, _ = build.tables(config, data).column_rows
   queries = _queries(data, batch, first_rows)
-  with (
-    Scorer(folder, 'dram', check=False) as dram,
-    Scorer(folder, 'ssd', cache, check=False) as alone,
-    Scorer(folder, 'ssd', cache, check=False) as ahead,
-  ):
+  with contextlib.ExitStack() as opened:
+
+    def scorer(memory: Memory, **options: Any) -> Scorer:
+      return opened.enter_context(
+        Scorer(folder, memory, cache, check=False, **options)
+      )
+
+    scorers = {name: scorer('ssd') for name in ('ssd', 'ssd_ahead')}
+    if pinned or bags:
+      options = {'pinned': pinned, 'bags': bags}
+      scorers |= {f'{x}, changed': scorer('ssd', **options) for x in scorers}
+    dram = scorer('dram')
     for query in itertools.islice(queries, warm):
-      alone.warm([query])
-      ahead.warm([query])
+      for one in scorers.values():
+        one.warm([query])
     query = next(queries)
-    scored = [alone.logits(query), *ahead.stream([query])]
-    same = all(np.array_equal(dram.logits(query), one) for one in scored)
-    ways = {
-      'ssd': lambda some: [alone.logits(one) for one in some],
-      'dram': lambda some: [dram.logits(one) for one in some],
-      'ssd_ahead': lambda some: [*ahead.stream(some)],
-      'dram_ahead': lambda some: [*dram.stream(some)],
-    }
-    before = _counts(ahead)
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+    wanted = dram.logits(query)
+    same = all(
+      np.array_equal(wanted, next(one.stream([query])))
+      for one in scorers.values()
+    )
+    before = {name: _counts(one) for name, one in scorers.items()}
+    scorers |= {'dram': dram, 'dram_ahead': dram}
+    rates: dict[str, list[float]] = {name: [] for name in scorers}
     for number in range(turns):
       some = [*itertools.islice(queries, turn)]
-      at = number % len(ways)
-      for name in [*ways][at:] + [*ways][:at]:
-        rates[name].append(turn / seconds_of(ways[name], some))
-    lookups, rows, hits, nbytes = _counts(ahead) - before
+      at = number % len(scorers)
+      for name in [*scorers][at:] + [*scorers][:at]:
+        seconds = seconds_of(_scored(scorers[name], 'ahead' in name), some)
+        rates[name].append(turn / seconds)
+    counts = {name: _counts(scorers[name]) - before[name] for name in before}
 
   def ratio(one: str, other: str) -> float:
     return float(np.median(np.divide(rates[one], rates[other])))
@@ -68,16 +79,17 @@ def measure(
   figures = {
     'data': data.name,
     'examples of a query': batch,
-    **{f'queries/s, {way}': float(np.median(rates[way])) for way in ways},
+    **{f'queries/s, {way}': float(np.median(rates[way])) for way in rates},
     'ratio ssd/dram': ratio('ssd', 'dram'),
     'ratio ssd_ahead/dram': ratio('ssd_ahead', 'dram'),
     'ratio ssd_ahead/dram_ahead': ratio('ssd_ahead', 'dram_ahead'),
-    'hit rate': float(hits / max(rows, 1)),
-    'unique rows of a query': float(rows / (turns * turn)),
-    'of them read': round((rows - hits) / (turns * turn)),
-    'disk bytes of a lookup': float(nbytes / max(lookups, 1)),
     'same bits': same,
   }
+  for name in ('ssd_ahead', 'ssd_ahead, changed'):
+    if name in counts:
+      figures |= _read(counts[name], turns * turn, name[len('ssd_ahead') :])
+  for way in ('ssd', 'ssd_ahead') if len(counts) > 2 else ():
+    figures[f'ratio {way}, changed/not'] = ratio(f'{way}, changed', way)
   yield 'serving', figures
 
 
@@ -92,9 +104,31 @@ def _queries(
     yield Query(batch.dense, np.where(rows < 0, -1, rows - first_rows), weights)
 
 
+def _scored(
+  scorer: Scorer, ahead: bool
+) -> Callable[[Sequence[Query]], list[np.ndarray]]:
+  if ahead:
+    return lambda some: [*scorer.stream(some)]
+  return lambda some: [scorer.logits(one) for one in some]
+
+
+def _read(counts: np.ndarray, queries: int, name: str) -> dict[str, float]:
+  """Returns what queries found in memory, and what they read."""
+  lookups, rows, hits, nbytes, found = counts
+  return {
+    f'hit rate{name}': float(hits / max(rows, 1)),
+    f'unique rows of a query{name}': float(rows / queries),
+    f'of them read{name}': round((rows - hits) / queries),
+    f'bags found of a query{name}': round(found / queries),
+    f'disk bytes of a lookup{name}': float(nbytes / max(lookups, 1)),
+  }
+
+
 def _counts(scorer: Scorer) -> np.ndarray:
-  """Returns lookups, unique rows, those in memory, and bytes read so far."""
+  """Returns lookups, rows, those in memory, bytes read and bags found."""
   stats = scorer.stats
   hits = (stats.hit_rate or 0) * stats.unique_rows
   nbytes = stats.bytes_per_lookup * stats.lookups
-  return np.array([stats.lookups, stats.unique_rows, hits, nbytes])
+  return np.array(
+    [stats.lookups, stats.unique_rows, hits, nbytes, stats.bags_found]
+  )

@@ -162,6 +162,7 @@ def _layout(
         names.index(feature.table),
         tables.columns[name].start,
         feature.max_length,
+        feature.combiner,
       )
       for name, feature in tables.features.items()
     ),

@@ -40,6 +40,28 @@ def uneven():
     },
   )
 
+  return added_up(tables)
+
+
+def combined():
+  """Two groups, sums of bags of several lengths, and others."""
+  tables = TableSet(
+    {'a': Table(50, 8), 'b': Table(40, 4), 'c': Table(9, 8), 'd': Table(7, 4)},
+    {
+      'x': Feature('a', 'sum', 3),
+      'y': Feature('b', 'sum', 5),
+      'z': Feature('a', 'sum', 3),
+      'w': Feature('c', 'none', 2),
+      'v': Feature('c', 'sum', 4),
+      'u': Feature('d'),
+    },
+  )
+  return added_up(tables)
+
+
+def added_up(tables):
+  """A model of two heads that adds up all embeddings."""
+
   def init(key, dense, embeddings):
     return {'w': np.linspace(-1, 1, 2, dtype=np.float32)}
 
@@ -60,6 +82,7 @@ def runs():
     'half': exported.trained(small.recipe(table_dtype='bfloat16')),
     'sequences': exported.trained(small.sequence_recipe(), length=small.STEPS),
     'uneven': exported.trained(uneven(), steps=0),
+    'combined': exported.trained(combined(), steps=0),
   }
   return made
 
@@ -112,6 +135,81 @@ def test_scores_have_the_bits_of_the_trainer(kind, runs, folders):
       stats = scorer.stats
       assert stats.examples == 98
       assert (stats.bytes_per_lookup > 0) == (stats.hit_rate < 1)
+
+
+def same_bits(one, other):
+  np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+@pytest.mark.parametrize('codec', CODECS)
+@pytest.mark.parametrize('kind', ['bags', 'combined'])
+def test_bags_that_are_kept_change_no_bit(kind, codec, runs, tmp_path):
+  run, rng = runs[kind], np.random.default_rng(11)
+  tables = run.trainer.recipe.tables
+  folder = exported.export(run, tmp_path / 'x', codec)
+  known = query_of(run, exported.batch_of(rng, 40, tables))
+  queries, spans = [], [*tables.columns.values()]
+  for size in rng.choice([1, 16, 64, 5, 100], 25):
+    rows = np.empty((size, tables.num_columns), np.int64)
+    for columns in spans:  # of each feature one of 40 bags
+      chosen = rng.integers(0, 40, size)
+      rows[:, columns] = known.rows[chosen][:, columns]
+    dense = known.dense[rng.integers(0, 40, size)]
+    queries.append(Query(dense, rows))
+  with Scorer(folder) as scorer:
+    wanted = [scorer.logits(query) for query in queries]
+  read = []
+  for cache, bags in (0.9, 0.0), (0.9, 0.5), (1.0, 1.0), (20, 0.3), (2, 0.1):
+    pinned = ['c'] if (kind, bags) == ('combined', 0.5) else []
+    with Scorer(folder, 'ssd', cache, pinned=pinned, bags=bags) as scorer:
+      for query, expected in zip(queries, wanted, strict=True):
+        same_bits(scorer.logits(query), expected)
+      stats = scorer.stats
+      assert (stats.bags_found > 0) == (bags > 0.1)
+      for expected, got in zip(wanted, scorer.stream(queries), strict=True):
+        same_bits(got, expected)
+    read.append(stats.unique_rows)
+  assert max(read[1:3]) < read[0]
+
+
+def test_threads_share_what_bags_combine_to(runs, folders):
+  run, rng, failed = runs['combined'], np.random.default_rng(12), []
+  query = query_of(run, exported.batch_of(rng, 64, run.trainer.recipe.tables))
+  with (
+    Scorer(folders['combined']) as dram,
+    Scorer(folders['combined'], 'ssd', 0.9, bags=0.9) as scorer,
+  ):
+
+    def ask(seed):
+      own = np.random.default_rng(seed)
+      for _ in range(40):
+        some = own.integers(0, 64, 16)
+        one = Query(query.dense[some], query.rows[some])
+        if not np.array_equal(scorer.logits(one), dram.logits(one)):
+          failed.append(seed)
+
+    threads = [threading.Thread(target=ask, args=[seed]) for seed in range(4)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+    assert scorer.stats.bags_found
+  assert not failed
+
+
+def test_pinned_tables_are_never_read(runs, folders):
+  run, rng = runs['dlrm'], np.random.default_rng(13)
+  tables = run.trainer.recipe.tables
+  query = query_of(run, exported.batch_of(rng, 64, tables))
+  for name in tables.tables:
+    alone = np.full_like(query.rows, -1)
+    alone[:, tables.columns[name]] = query.rows[:, tables.columns[name]]
+    with Scorer(folders['dlrm'], 'ssd', 1.0, pinned=[name]) as scorer:
+      scorer.logits(Query(query.dense, alone))
+      assert scorer.stats.hit_rate == 1.0
+      assert scorer.stats.bytes_per_lookup == 0
+      scorer.logits(query)
+      assert scorer.stats.hit_rate < 1.0
 
 
 @pytest.mark.parametrize('kind', ['dlrm', 'uneven'])
@@ -246,9 +344,17 @@ def test_bad_calls_are_refused(folders, tmp_path):
     ({'cache': -1}, 'share'),
     ({'cache': float('nan')}, 'share'),
     ({'depth': 0}, 'share'),
+    ({'pinned': ['nobody']}, "pinned tables must be .* got 'nobody'"),
+    ({'pinned': 'a'}, 'give a list'),
+    ({'memory': 'ssd', 'cache': 2, 'pinned': ['t1']}, 'fit the 2'),
+    ({'bags': 1.5}, 'from 0 to 1'),
+    ({'bags': 0.5}, 'no such feature'),
   ):
     with pytest.raises(ServeError, match=words):
       Scorer(folders['dlrm'], **given)
+  for kind in 'uneven', 'sequences':
+    with pytest.raises(ServeError, match='no weights'):
+      Scorer(folders[kind], bags=0.5)
   with pytest.raises(ServeError, match=r'trainer\.export or python'):
     Scorer(tmp_path)
 

@@ -222,6 +222,9 @@ def test_the_programs_as_they_are_called(made_of, tmp_path):
   assert 'new or empty folder' in done.stderr
   asked = {'batch': 32, 'cache': 0.5, 'warm': 1, 'turn': 2, 'turns': 4}
   with Bar(Console(file=io.StringIO()), None, '') as bar:
-    ((_, figures),) = exports.measure(run, bar, str(folder), **asked)
+    ((_, figures),) = exports.measure(
+      run, bar, str(folder), **asked, pinned=['C3'], bags=0.0
+    )
   assert figures['same bits']
+  assert figures['ratio ssd, changed/not'] > 0
   assert all(value > 0 for key, value in figures.items() if 'queries/s' in key)
