@@ -333,6 +333,8 @@ def training(config: ConfigDict) -> None:
   # a disk, or 'tiered': on a disk, with the ones used last in memory.
   config.store.kind = 'memory'
   config.store.dram_bytes = 1 << 32  # host memory for tiered rows
+  # Tables with room for all their rows in it. The others share the rest.
+  config.store.whole = ()
   # Folder for the file of rows, which is removed after the run. None: the
   # system's folder of temporary files.
   config.store.path = placeholder(str)

@@ -210,7 +210,7 @@ def storage(config: ml_collections.ConfigDict) -> Storage:
   """Returns the storage of rows that are not on the device."""
   store = config.store
   make = choose(STORES, store.kind, 'config.store.kind')
-  return make(store.dram_bytes, store_folder(config))
+  return make(store.dram_bytes, store_folder(config), tuple(store.whole))
 
 
 def store_folder(config: ml_collections.ConfigDict) -> str:

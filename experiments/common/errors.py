@@ -38,7 +38,7 @@ _SAME_NAME = {
     'Phases.warm_up_again Skip.auto_cost Skip.mode Skip.policy Skip.scorer'
     ' Skip.uniform alpha drop drop_of min_touches refill threshold'
   ),
-  'store': 'dram_bytes file.path',
+  'store': 'dram_bytes file.path tiered.whole',
   'optimizer': 'cosine_cycles.cycles',
   'train': 'cosine_cycles.steps train.steps',
 }

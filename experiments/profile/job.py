@@ -16,6 +16,7 @@ from experiments.common.machine import memory_left
 from experiments.common.progress import Bar
 from experiments.common.workdir import made_folder
 from experiments.profile.predictions import (
+  FOLLOWED,
   Need,
   predict,
   Prediction,
@@ -43,7 +44,6 @@ from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer_parts import planned, TrainerParts
 from slipstream_jax.types import Lookups
 
-_FOLLOWED = 2_000_000  # rows: curves follow a sample of more
 _MARKS = {'lru': ('s', 'c0'), 'lfu': ('^', 'c2'), 'look_ahead': ('o', 'c1')}
 _TABLES_SHOWN = 6
 _MANY = 1 << 20  # batches, so that no schedule ends
@@ -97,7 +97,7 @@ def _profile(
       predictions.append(prediction)
       bar.show(len(predictions), f'{prediction.placement} {prediction.policy}')
   picked = recommend(predictions, device_bytes)
-  tiers = tiers_of(picked, need, lru, host_bytes)
+  tiers = tiers_of(picked, need, lru, host_bytes, sample, data.sizes)
   screen.print(table(predictions, picked, device_bytes))
   screen.print(
     f'for {report.size(device_bytes)} of device memory: '
@@ -107,7 +107,10 @@ def _profile(
     highlight=False,
   )
   if tiers.disk_bytes:
-    title = f'on a disk: {tiers.rows_read:,.0f} rows read per step'
+    title = (
+      f'on a disk: {tiers.rows_read:,.0f} rows read per step, and'
+      f' {tiers.read_by_lru:,.0f} with one LRU cache for all tables'
+    )
     rows = _tier_rows(tiers, data.sizes, lru.lookups)
     screen.print(report.table(title, rows))
   drawn = _drawn(lru, pinned, predictions, [*data.sizes], sample.largest)
@@ -206,7 +209,7 @@ def _shown(source: BatchSource, bar: Bar) -> Iterator[Lookups]:
 def _curves(sample: Sample, starts: np.ndarray) -> tuple[Curve, Curve]:
   """Returns the curves of LRU, and of the most popular rows."""
   grid = capacity_grid(int(starts[-1]))
-  rate = min(1.0, _FOLLOWED / max(len(sample.popular.rows), 1))
+  rate = min(1.0, FOLLOWED / max(len(sample.popular.rows), 1))
   batches, popular = sample.batches, sample.popular
   return (
     lru_curve(batches, starts, grid, first=popular.rows, sample_rate=rate),
@@ -355,6 +358,8 @@ def _keys(
   keys |= {'skip.mode': 'off', 'store.kind': tiers.store}  # skipping moves more
   if tiers.store == 'tiered':
     keys['store.dram_bytes'] = tiers.dram_bytes
+    if tiers.whole:
+      keys['store.whole'] = '"({},)"'.format(','.join(map(repr, tiers.whole)))
   if tiers.disk_bytes:
     keys['store.path'] = 'FOLDER'
   return ' '.join(f'--config.{key}={value}' for key, value in keys.items())
@@ -368,6 +373,7 @@ def _tier_rows(
   return [
     {'table': [*sizes][t], 'rows': [*sizes.values()][t]}
     | {f'share of {tier}': parts[t] for tier, parts in tiers.shares.items()}
+    | {'whole in memory': 'yes' if [*sizes][t] in tiers.whole else 'no'}
     for t in np.argsort(-missed, kind='stable')[:8]
   ]
 

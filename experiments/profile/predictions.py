@@ -4,21 +4,30 @@ A placement's plans are made as in training, so their counts are those of a run
 over the same batches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import bucket, cached, EVICTIONS, PLACEMENTS
-from slipstream_jax.placement.sizing import Curve, simulate
+from slipstream_jax.placement import (
+  bucket,
+  cached,
+  EVICTIONS,
+  Placement,
+  PLACEMENTS,
+)
+from slipstream_jax.placement.sizing import Curve, lru_curve, simulate
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES
 from slipstream_jax.types import HotRows, Unique
 
+FOLLOWED = 2_000_000
+"""Rows: curves follow a sample of more."""
 SHARES = (0.001, 0.01, 0.015, 0.05)
 """Capacities of caches, as shares of all rows."""
+_BETTER = 0.99  # tables are kept whole if so much is read, or less
 _WORTH = 1.05  # simpler placements may move that much more
 _KEPT = 256  # rows: with room for fewer, a store on a disk keeps none in memory
 
@@ -76,13 +85,10 @@ def predict(sample: Sample, need: Need, budget: int) -> Iterator[Prediction]:
   fixed = 2 * bucket(sample.largest) * need.row + need.dense
 
   def prediction(name: str, policy: str, rows: int) -> Prediction:
-    hot, batches = sample.popular, sample.batches
-    placement = PLACEMENTS.get(name) or cached(rows, policy, sample.look_ahead)
-    if name == 'pinned':  # it keeps only its hot rows
-      rows = min(rows, len(hot.rows))
-      hot = hot_rows(hot.rows[:rows], need.num_rows)
-      batches = [b._replace(hot=hot.places(b.rows)) for b in batches]
-    moved = simulate(placement, batches, need.num_rows, hot)
+    if name == 'pinned':
+      rows = min(rows, len(sample.popular.rows))
+    way = _way(name, policy, rows, sample, need)
+    moved = simulate(*way)
     on_host = 0 if name == 'resident' else need.row
     maps = {'cached': 12 + 4 * (policy != 'lru'), 'pinned': 4}.get(name, 0)
     return Prediction(
@@ -103,6 +109,18 @@ def predict(sample: Sample, need: Need, budget: int) -> Iterator[Prediction]:
     for policy in EVICTIONS:
       yield prediction('cached', policy, rows)
   yield prediction('streamed', '', 0)
+
+
+def _way(
+  name: str, policy: str, rows: int, sample: Sample, need: Need
+) -> tuple[Placement, list[Unique], int, HotRows]:
+  """Returns the arguments of `simulate` for a placement."""
+  hot, batches = sample.popular, sample.batches
+  placement = PLACEMENTS.get(name) or cached(rows, policy, sample.look_ahead)
+  if name == 'pinned':  # it keeps only its hot rows
+    hot = hot_rows(hot.rows[:rows], need.num_rows)
+    batches = [b._replace(hot=hot.places(b.rows)) for b in batches]
+  return placement, batches, need.num_rows, hot
 
 
 def recommend(predictions: list[Prediction], budget: int) -> Prediction:
@@ -138,39 +156,134 @@ class Tiers(NamedTuple):
   """Size of the file once every row was written. 0 without a disk."""
   rows_read: float
   """Mean rows read from the disk per step."""
+  read_by_lru: float
+  """The same if no table were kept whole."""
+  whole: tuple[str, ...]
+  """Tables that memory has room for, each row of which would be used again
+  sooner than what it takes the place of."""
   shares: dict[str, list[float]]
   """By tier, the share of each table's lookups that it answers."""
 
 
 def tiers_of(
-  picked: Prediction, need: Need, curve: Curve, host_bytes: int
+  picked: Prediction,
+  need: Need,
+  curve: Curve,
+  host_bytes: int,
+  sample: Sample,
+  sizes: Mapping[str, int],
 ) -> Tiers:
   """Returns the tiers that fit in `host_bytes` below a placement.
 
-  Only what the device misses reaches the store. `curve`, that of LRU for all
-  lookups, estimates what the store's memory finds.
+  Args:
+    picked: the placement.
+    need: what any placement needs.
+    curve: that of LRU for all lookups, which estimates what the store's memory
+      finds.
+    host_bytes: memory of the host.
+    sample: batches, of which the store gets what the device misses.
+    sizes: rows of each table by name.
   """
   on_device, _ = _hits(curve, picked.rows)
-  in_memory = np.ones_like(on_device)
+  in_memory, whole = np.ones_like(on_device), tuple[str, ...]()
   if picked.host_bytes <= host_bytes:
     rows = 0 if picked.placement == 'resident' else need.num_rows
-    kind, slot, on_disk, read = 'memory', need.row, 0, 0.0
+    kind, slot, on_disk = 'memory', need.row, 0
+    read = by_lru = 0.0
   else:
     maps = picked.host_bytes + (MAP_BYTES - need.row) * need.num_rows
     slot = need.row + SLOT_BYTES
     rows = max(0, int((host_bytes - maps) // slot))
     kind = 'tiered' if rows >= _KEPT else 'file'
     rows = rows if kind == 'tiered' else 0
-    hits, loads = _hits(curve, rows)
+    hits, _ = _hits(curve, rows)
     in_memory = np.maximum(hits, on_device)
     on_disk = file_bytes(need.num_rows, need.row)
-    read = min(picked.rows_loaded, loads)
+    whole, read, by_lru = whole_tables(picked, need, rows, sample, sizes)
   shares = {
     'device': on_device.tolist(),
     'memory': (in_memory - on_device).tolist(),
     'disk': (1 - in_memory).tolist(),
   }
-  return Tiers(kind, rows * slot, rows, on_disk, read, shares)
+  dram = rows * slot
+  return Tiers(kind, dram, rows, on_disk, read, by_lru, whole, shares)
+
+
+def whole_tables(
+  picked: Prediction,
+  need: Need,
+  rows: int,
+  sample: Sample,
+  sizes: Mapping[str, int],
+) -> tuple[tuple[str, ...], float, float]:
+  """Chooses tables that stay in the store's memory, by bandwidth and size.
+
+  As in MTrainS, tables come in the order of their reads per row. Those that
+  take up to 1, 1/2, ... 1/64 of the memory are tried, beside an LRU cache of
+  the others. Rows that were never used before are not read, as their first
+  values are computed.
+
+  Args:
+    picked: the placement, whose misses are looked up.
+    need: what any placement needs.
+    rows: what the memory has room for.
+    sample: batches.
+    sizes: rows of each table by name.
+
+  Returns:
+    The tables, the rows read per step, and those without such tables.
+  """
+  starts = np.cumsum([0, *sizes.values()])
+  rate = min(1.0, FOLLOWED / max(len(sample.popular.rows), 1))
+  reads = [*_missed(picked, sample, need)]
+  of_tables = [np.searchsorted(starts, x, side='right') - 1 for x in reads]
+  uses = sum(np.bincount(x, minlength=len(sizes)) for x in of_tables)
+  order = np.argsort(-uses / np.diff(starts), kind='stable')
+  taken = np.cumsum(np.diff(starts)[order])
+
+  def read(count: int) -> float:
+    kept = np.zeros(len(sizes), bool)
+    kept[order[:count]] = True
+    left = rows - (taken[count - 1] if count else 0)
+    first = sample.popular.rows
+    first = first[~kept[np.searchsorted(starts, first, side='right') - 1]]
+    others = [
+      _once(x[~kept[of]]) for x, of in zip(reads, of_tables, strict=True)
+    ]
+    capacities = np.array([left, max(left + 1, need.num_rows)])
+    curve = lru_curve(others, starts, capacities, first=first, sample_rate=rate)
+    return float(curve.loads[0] - curve.loads[1])
+
+  by_lru, best, chosen = read(0), np.inf, 0
+  counts = {
+    int(np.searchsorted(taken, rows >> n, side='right')) for n in range(7)
+  }
+  for count in sorted(counts - {0, len(sizes)}):
+    if (now := read(count)) < best:
+      best, chosen = now, count
+  if best >= _BETTER * by_lru:
+    return (), by_lru, by_lru
+  names = [*sizes]
+  return tuple(names[t] for t in sorted(order[:chosen])), best, by_lru
+
+
+def _missed(
+  picked: Prediction, sample: Sample, need: Need
+) -> Iterator[np.ndarray]:
+  """Yields the rows that the device asks the store for, batch by batch."""
+  placement, batches, num_rows, hot = _way(
+    picked.placement, picked.policy, picked.rows, sample, need
+  )
+  state = placement.start(num_rows, hot, None)
+  for step in range(len(batches)):
+    upcoming = batches[step : step + 1 + placement.look_ahead]
+    state, plan = placement.plan(state, upcoming)
+    yield plan.rows[plan.load]
+
+
+def _once(rows: np.ndarray) -> Unique:
+  inverse = np.arange(len(rows), dtype=np.int32)
+  return Unique(rows, inverse, np.ones_like(inverse))
 
 
 def _hits(curve: Curve, rows: int) -> tuple[np.ndarray, float]:

@@ -75,7 +75,11 @@ class _Places:
             leaf[places[0] : places[-1] + 1] = some
       return RowBlock(leaves[0], tuple(leaves[1:]))
 
-    return FirstRows(size, rows, block)
+    share = size / max(first.num_rows, 1)
+    tables = {name: round(share * rows) for name, rows in first.tables.items()}
+    of = first.table_of
+    table_of = None if of is None else lambda at: of(self.rows_at(at))
+    return FirstRows(size, rows, block, tables=tables, table_of=table_of)
 
 
 class OwnRows:

@@ -94,14 +94,14 @@ class State(NamedTuple):
 
 
 def cached(
-  capacity: int, eviction: str = 'look_ahead', look_ahead: int = 16
+  capacity: int, eviction: str | Eviction = 'look_ahead', look_ahead: int = 16
 ) -> Placement:
   """Returns a placement that caches rows on the device, hot rows first.
 
   Args:
     capacity: C, rows that the device keeps, of which at most N are used. Rows
       of a batch beyond it are loaded for the step and stored after it.
-    eviction: a key of `EVICTIONS`.
+    eviction: a key of `EVICTIONS`, or a policy.
     look_ahead: batches beyond the next that the eviction `look_ahead` knows.
       Other evictions ignore it.
 
@@ -111,7 +111,9 @@ def cached(
   hint = 'set it to that or more'
   check_whole(capacity, 1, 'cached, capacity', hint)
   check_whole(look_ahead, 0, 'cached, look_ahead', hint)
-  policy = choose(EVICTIONS, eviction, 'cached, eviction')
+  policy = eviction
+  if isinstance(policy, str):
+    policy = choose(EVICTIONS, policy, 'cached, eviction')
   ahead = look_ahead if policy.looks_ahead else 0
   return Placement(
     name='cached',

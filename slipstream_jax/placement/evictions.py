@@ -68,6 +68,21 @@ def _lru_used(slots: int, batch: Unique, step: int) -> Uses:
   return Uses(np.full(len(batch.rows), slots + 1 + step, np.int32))
 
 
+def last(policy: Eviction, kept: Callable[[RowIds], np.ndarray]) -> Eviction:
+  """Returns a policy that evicts some rows after all others.
+
+  Args:
+    policy: how others are evicted, not by count.
+    kept: returns which rows i64[U] are evicted last, bool[U].
+  """
+
+  def used(memory: Any, batch: Unique, step: int) -> Uses:
+    cold = policy.used(memory, batch, step).priorities
+    return Uses(np.where(kept(batch.rows), np.int32(_HOT), cold))
+
+  return policy._replace(used=used)
+
+
 def _static_start(
   counts: Counts, hot: HotRows | None, contents: RowIds
 ) -> tuple[tuple[int, int], Priorities]:

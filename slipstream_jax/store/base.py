@@ -6,7 +6,7 @@ first values if it was never written. The step's thread calls `gather` and
 thread is writing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,6 +30,10 @@ class FirstRows(NamedTuple):
   drawn: Sequence[tuple[int, int]] = ()
   """Ranges [first, end) of rows that a user's function draws. Another machine
   may round them otherwise, so that a checkpoint has all of them."""
+  tables: Mapping[str, int] = {}
+  """Rows of each table by name, in their order."""
+  table_of: Callable[[RowIds], np.ndarray] | None = None
+  """Returns the number of each row's table, i64[U]. None: `tables` is empty."""
 
 
 class TierCounts(NamedTuple):

@@ -65,6 +65,8 @@ class UntrainedRows(NamedTuple):
       functools.partial(self.rows, group),
       functools.partial(self.block, group),
       [(start, end) for name, start, end in ranges if name in self.draws],
+      dict(zip(chosen.tables, sizes, strict=True)),
+      lambda rows: np.searchsorted(ends, rows, side='right') - 1,
     )
 
   def block(self, group: int) -> RowBlock:

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool
 import numpy as np
 
-from slipstream_jax.errors import check_whole
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.placement.cached import cached
+from slipstream_jax.placement.evictions import EVICTIONS, last
 from slipstream_jax.store.base import (
   BeforeWrite,
   FirstRows,
@@ -188,6 +189,7 @@ class TieredStore:
     folder: str | os.PathLike[str],
     capacity: int,
     queue_bytes: int = _QUEUE_BYTES,
+    whole: Sequence[str] = (),
   ) -> None:
     """Opens an unnamed file in a folder.
 
@@ -196,6 +198,7 @@ class TieredStore:
       folder: of the file.
       capacity: C. 0: no row is kept in memory.
       queue_bytes: capacity of the write queue.
+      whole: tables whose rows leave the memory last.
 
     Raises:
       UserError: no file can be made there.
@@ -204,7 +207,11 @@ class TieredStore:
     self._layout = layout_of(first.rows(np.empty(0, np.int64)))
     self.num_rows, self.row_bytes = first.num_rows, self._layout.width
     self._capacity = min(capacity, self.num_rows)
-    self._placement = cached(max(self._capacity, 1), 'lru')
+    eviction, of = EVICTIONS['lru'], first.table_of
+    kept = [i for i, name in enumerate(first.tables) if name in whole]
+    if kept and of is not None:
+      eviction = last(eviction, lambda rows: np.isin(of(rows), kept))
+    self._placement = cached(max(self._capacity, 1), eviction)
     self.file = ScratchFile(folder, self.num_rows, self.row_bytes)
     self._changed = threading.Condition()
     self._queue = _WriteQueue(self.file, queue_bytes, self._changed)
@@ -412,19 +419,47 @@ class TieredStore:
 
 
 def _open(
-  dram_bytes: int, path: str | os.PathLike[str], groups: Sequence[FirstRows]
+  dram_bytes: int,
+  path: str | os.PathLike[str],
+  whole: Sequence[str],
+  groups: Sequence[FirstRows],
 ) -> tuple[TieredStore, ...]:
+  names = [name for first in groups for name in first.tables]
+  unknown = [name for name in whole if name not in names]
+  if isinstance(whole, str) or unknown:
+    raise UserError(
+      f'tables kept in memory must be some of {", ".join(names):.200}',
+      got=repr(whole if isinstance(whole, str) else unknown[0]),
+      where='tiered, whole',
+      hint=f'give a list of names, such as {names[:1]}',
+    )
   widths = [
     layout_of(first.rows(np.empty(0, np.int64))).width + SLOT_BYTES
     for first in groups
   ]
-  sizes = [
-    first.num_rows * width for first, width in zip(groups, widths, strict=True)
-  ]
-  share, least = dram_bytes / sum(sizes), 1 if dram_bytes else 0
-  return tuple(
-    TieredStore(first, path, max(least, int(share * first.num_rows)))
+  kept = [
+    sum(rows for name, rows in first.tables.items() if name in whole)
     for first in groups
+  ]
+  pairs = [*zip(groups, widths, kept, strict=True)]
+  left = dram_bytes - sum(rows * width for _, width, rows in pairs)
+  if left < 0:
+    raise UserError(
+      f'tables kept in memory must fit its {dram_bytes:,} bytes',
+      got=f'{dram_bytes - left:,} bytes of {", ".join(whole):.200}',
+      where='tiered, whole',
+      hint='keep fewer tables, or give more memory',
+    )
+  size = sum((first.num_rows - rows) * width for first, width, rows in pairs)
+  share, least = left / max(size, 1), 1 if dram_bytes else 0
+  return tuple(
+    TieredStore(
+      first,
+      path,
+      max(least, rows + int(share * (first.num_rows - rows))),
+      whole=whole,
+    )
+    for first, _, rows in pairs
   )
 
 
@@ -438,10 +473,14 @@ def file(path: str | os.PathLike[str]) -> Storage:
     path: a folder on that disk. Each group has an unnamed file there that ends
       with the process.
   """
-  return Storage('file', functools.partial(_open, 0, path))
+  return Storage('file', functools.partial(_open, 0, path, ()))
 
 
-def tiered(dram_bytes: int, path: str | os.PathLike[str]) -> Storage:
+def tiered(
+  dram_bytes: int,
+  path: str | os.PathLike[str],
+  whole: Sequence[str] = (),
+) -> Storage:
   """Keeps rows on a disk, with a cache of recently used rows in memory.
 
   Args:
@@ -449,19 +488,22 @@ def tiered(dram_bytes: int, path: str | os.PathLike[str]) -> Storage:
       proportion to the groups' bytes. In addition, the store takes 12 bytes for
       each row of the tables as an index, and a queue of 64 MiB for each group.
     path: a folder on the disk, as in `file`.
+    whole: names of tables that have room for all of their rows, which leave the
+      memory last. The others share the rest.
 
   Raises:
-    UserError: `dram_bytes` is not a positive whole number.
+    UserError: `dram_bytes` is not a positive whole number. Once a trainer has
+      tables: there is no such table, or they do not fit.
   """
   hint = 'give bytes of host memory, such as 1 << 30'
   check_whole(dram_bytes, 1, 'tiered, dram_bytes', hint)
-  return Storage('tiered', functools.partial(_open, dram_bytes, path))
+  return Storage('tiered', functools.partial(_open, dram_bytes, path, whole))
 
 
-STORES: dict[str, Callable[[int, str], Storage]] = {
-  'memory': lambda dram_bytes, path: MEMORY,
-  'file': lambda dram_bytes, path: file(path),
+STORES: dict[str, Callable[..., Storage]] = {
+  'memory': lambda dram_bytes, path, whole=(): MEMORY,
+  'file': lambda dram_bytes, path, whole=(): file(path),
   'tiered': tiered,
 }
-"""Constructors by name, from bytes of host memory and a folder. The laws in
-tests/store and tests/laws hold for all of them."""
+"""Constructors by name, from bytes of host memory, a folder and the tables that
+leave the memory last. The laws in tests/store and tests/laws hold for them."""

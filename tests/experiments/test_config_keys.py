@@ -69,6 +69,7 @@ BAD = {
   'cache.look_ahead_batches': -1,
   'store.kind': 'tape',
   'store.dram_bytes': 0,
+  'store.whole': ('nobody',),
   'store.path': '/none/of/these',
   'checkpoint.path': 'none://of/these',
   'checkpoint.policy': 'now_and_then',
@@ -135,6 +136,7 @@ NEEDS = {  # what has to be so for the key to matter
   'cache.eviction': {'placement': 'cached'},
   'cache.look_ahead_batches': {'placement': 'cached'},
   'store.dram_bytes': {'store.kind': 'tiered'},
+  'store.whole': {'store.kind': 'tiered'},
   'store.path': {'store.kind': 'file'},
 }
 # Any value is good, or absl judges it, or the sentence names the file itself.

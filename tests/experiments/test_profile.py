@@ -7,8 +7,17 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.profile.predictions import Need, Prediction, tiers_of
-from slipstream_jax.placement.sizing import Curve
+from experiments.profile.predictions import (
+  Need,
+  Prediction,
+  Sample,
+  tiers_of,
+  whole_tables,
+)
+from slipstream_jax.placement import cached
+from slipstream_jax.placement.sizing import Curve, simulate
+from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES
 from tests.support import programs
@@ -123,23 +132,81 @@ def test_tiers_are_what_fits():
   need = Need(row=68, dense=0, num_rows=100_000)
   all_bytes = 68 * need.num_rows
   picked = Prediction('cached', 'lru', 256, 0.3, 30, 30, 0, 0, all_bytes)
-  fits = tiers_of(picked, need, curve, all_bytes)
+  sample = batches_of([np.arange(50), np.arange(400)] * 10, need.num_rows)
+  more = sample, {'a': 99_000, 'b': 1000}
+  fits = tiers_of(picked, need, curve, all_bytes, *more)
   assert (fits.store, fits.dram_rows) == ('memory', need.num_rows)
   assert fits.shares['device'] == [0.5, 0]
   assert fits.shares['disk'] == [0, 0]
   maps = MAP_BYTES * need.num_rows
   room = 1024 * (68 + SLOT_BYTES)
-  some = tiers_of(picked, need, curve, maps + room)
+  some = tiers_of(picked, need, curve, maps + room, *more)
   assert (some.store, some.dram_rows) == ('tiered', 1024)
   assert some.dram_bytes == room
-  assert some.rows_read == 20
+  assert some.rows_read == some.read_by_lru < 50
+  assert some.whole == ()
   assert some.disk_bytes == file_bytes(need.num_rows, 68)
   assert 68 * need.num_rows < some.disk_bytes < 128 * need.num_rows
   assert some.shares['memory'] == pytest.approx([0.3, 0.5])
   assert some.shares['disk'] == pytest.approx([0.2, 0.5])
-  none = tiers_of(picked, need, curve, maps)
+  none = tiers_of(picked, need, curve, maps, *more)
   assert (none.store, none.dram_rows) == ('file', 0)
-  assert none.rows_read == 30  # what the device loads
+  moved = simulate(
+    cached(256, 'lru'), sample.batches, need.num_rows, sample.popular
+  )
+  # All that the device loads, but for those that were never used before.
+  assert none.rows_read == moved.rows_loaded - 400 / 20
+
+
+def batches_of(rows, num_rows):
+  """A sample whose batches look up these rows."""
+  uniques = [
+    unique_rows(x[None], num_rows, None) for x in map(np.asarray, rows)
+  ]
+  unused = hot_rows(np.array([num_rows - 1]), num_rows)
+  return Sample(uniques, unused, 0, 0)
+
+
+def lru_reads(picked, sample, num_rows, kept=()):
+  """What an LRU cache loads, beside rows that it has: kept by brute force."""
+  used, reads = [], []
+  for batch in sample.batches:
+    rows = [row for row in batch.rows.tolist() if row not in kept]
+    known = [row for row in rows if row in used]
+    reads.append(sum(row not in used[-picked.rows :] for row in known))
+    used = [row for row in used if row not in rows] + rows
+  return used, reads
+
+
+def test_tables_kept_whole_are_those_that_save_most():
+  # Every 4th batch sweeps over table c, which drives out rows of b, of which
+  # each batch has others. No batch looks up d.
+  sizes = {'a': 30, 'b': 100, 'c': 4000, 'd': 500}
+  rng = np.random.default_rng(0)
+  rows = [
+    np.unique(
+      np.r_[
+        rng.choice(30, 20),
+        30 + rng.choice(100, 25),
+        130 + (n % 4 == 0) * rng.choice(4000, 100),
+      ]
+    )
+    for n in range(40)
+  ]
+  sample = batches_of(rows, 4630)
+  need = Need(row=68, dense=0, num_rows=4630)
+  picked = Prediction('streamed', '', 0, 0, 0, 0, 0, 0, 0)
+  whole, read, by_lru = whole_tables(picked, need, 260, sample, sizes)
+  assert whole == ('a', 'b')
+  memory = picked._replace(rows=260)
+  _, reads = lru_reads(memory, sample, 4630)
+  assert by_lru == pytest.approx(np.mean(reads), rel=0.02)
+  left = picked._replace(rows=130)
+  _, reads = lru_reads(left, sample, 4630, range(130))
+  assert read == pytest.approx(np.mean(reads), rel=0.02)
+  assert read < by_lru
+  all_fit = whole_tables(picked, need, 4630, sample, sizes)
+  assert all_fit == ((), 0, 0)
 
 
 def test_a_device_too_small_is_an_error(tmp_path):

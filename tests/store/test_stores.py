@@ -28,6 +28,7 @@ from slipstream_jax.types import RowBlock
 N = 300
 # Records of 18 bytes in 32, of 2048 in as many, of 4420 in two blocks.
 DIMS = (7, 1022, 2208)
+TABLES = {'a': 5, 'b': 100, 'c': N - 105}
 ROWS = st.lists(st.integers(0, N - 1), unique=True, max_size=40)
 
 
@@ -40,7 +41,13 @@ def first_of(dim, seed):
       base.astype(ml_dtypes.bfloat16), ((wanted + seed).astype(np.float32),)
     )
 
-  return FirstRows(N, rows, lambda: rows(np.arange(N)))
+  return FirstRows(
+    N,
+    rows,
+    lambda: rows(np.arange(N)),
+    tables=TABLES,
+    table_of=lambda wanted: np.searchsorted([5, 105, N], wanted, 'right'),
+  )
 
 
 def block_of(dim, values, size):
@@ -114,8 +121,9 @@ class StoreMachine(RuleBasedStateMachine):
     dim=st.sampled_from(DIMS),
     queue=st.sampled_from([1, 1 << 20]),
     workers=st.sampled_from([1, 2]),
+    whole=st.lists(st.sampled_from([*TABLES]), max_size=2),
   )
-  def start(self, kind, owned, dim, queue, workers):
+  def start(self, kind, owned, dim, queue, workers, whole):
     self.folder = tempfile.mkdtemp()
     self.dim = dim
     self.first = first_of(dim, 0)
@@ -123,7 +131,9 @@ class StoreMachine(RuleBasedStateMachine):
     def opened(groups):
       if kind == 'memory':
         return [*map(MemoryStore, groups)]
-      return [TieredStore(one, self.folder, kind, queue) for one in groups]
+      return [
+        TieredStore(one, self.folder, kind, queue, whole) for one in groups
+      ]
 
     storage = Storage('drawn', opened)
     if owned is None:

@@ -9,7 +9,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.store.scratch import ScratchFile, shape_of
 from slipstream_jax.store.tiered import file, tiered, TieredStore
-from tests.store.test_stores import block_of, first_of, N
+from tests.store.test_stores import block_of, first_of, N, TABLES
 
 DIM = 7
 ALL = np.arange(N)
@@ -176,6 +176,41 @@ def test_memory_is_shared_in_proportion(tmp_path):
     store.flush()
     assert N - store.counts.written == capacity
     store.close()
+
+
+def test_whole_tables_leave_the_memory_last(tmp_path):
+  first, rng = first_of(DIM, 0), np.random.default_rng(0)
+  width, own = 18 + 35, np.arange(5, 105)
+  dram = width * (TABLES['b'] + 60)
+  read = {}
+  for whole in (), ('b',):
+    (store,) = tiered(dram, tmp_path, whole).open([first])
+    store.reset(first)
+    store.scatter(own, block_of(DIM, own, 100))
+    for _ in range(30):  # others pass through the memory
+      others = rng.choice(np.r_[0:5, 105:N], 50, replace=False)
+      store.scatter(others, block_of(DIM, others, 50))
+    store.flush()
+    before = store.counts
+    block = store.gather(own, 100)
+    np.testing.assert_array_equal(block.state[0], own)
+    read[whole] = store.counts.missed - before.missed
+    store.close()
+  assert read[('b',)] == 0 < read[()]
+
+
+@pytest.mark.parametrize(
+  ('dram', 'whole', 'words'),
+  [
+    (1 << 20, ('nobody',), "must be some of a, b, c, got 'nobody'"),
+    (1 << 20, 'a', 'give a list'),
+    (53 * 104, ('a', 'b'), 'must fit its 5,512 bytes, got 5,565 bytes of a, b'),
+  ],
+)
+def test_tables_that_cannot_be_kept_are_refused(tmp_path, dram, whole, words):
+  with pytest.raises(UserError, match=words):
+    tiered(dram, tmp_path, whole).open([first_of(DIM, 0)])
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize('width', [1, 3, 8, 68, 260, 512, 513, 4096, 4097])
