@@ -31,8 +31,10 @@ from slipstream_jax.checkpoint.quantize import (
   CODECS,
   Codes,
   dequantize,
+  HALF,
   quantize,
   RAW,
+  to_half,
 )
 from slipstream_jax.errors import is_whole, UserError
 
@@ -48,7 +50,7 @@ _HEAD = struct.Struct('<8sIII')
 _PIECE = struct.Struct('<IIQI')
 """Rows, bytes of a gap, first row, CRC-32 of these three and of the blocks."""
 ROWS = 'rows'
-"""Name of the leaf that codecs apply to. Other leaves are row state."""
+"""Name of the leaf of the rows. Other leaves are row state."""
 _DTYPES = {
   str(np.dtype(dtype)): np.dtype(dtype)
   for dtype in (
@@ -68,7 +70,7 @@ class Leaf(NamedTuple):
   shape: tuple[int, ...]
   """Shape of one row's entry."""
   codec: str = RAW
-  """One of `CODECS`."""
+  """One of `CODECS`, or `HALF`."""
 
   @property
   def row_bytes(self) -> int:
@@ -79,9 +81,10 @@ class Leaf(NamedTuple):
 
   def blocks(self, rows: int) -> list[tuple[np.dtype, tuple[int, ...]]]:
     """Returns dtype and shape of each block that stores this many rows."""
-    how = CODECS[self.codec]
+    how = CODECS.get(self.codec)
     if how is None:
-      return [(_DTYPES[self.dtype], (rows, *self.shape))]
+      dtype = HALF if self.codec == HALF else self.dtype
+      return [(_DTYPES[dtype], (rows, *self.shape))]
     codes = code_bytes(self.shape[0], how.bits)
     f32 = np.dtype(np.float32)
     return [(np.dtype(np.uint8), (rows, codes)), (f32, (rows,)), (f32, (rows,))]
@@ -153,16 +156,23 @@ def part_of(piece: Piece, at: Any) -> Piece:
 def leaves_of(
   values: dict[str, np.ndarray], codec: str = RAW
 ) -> tuple[Leaf, ...]:
-  """Returns the leaves of arrays [n, ...]. The codec applies to `ROWS`."""
+  """Returns the leaves of arrays [n, ...]. The codec is that of the rows."""
   leaves = (Leaf(k, str(x.dtype), x.shape[1:]) for k, x in values.items())
   return with_codec(tuple(leaves), codec)
 
 
 def with_codec(leaves: tuple[Leaf, ...], codec: str) -> tuple[Leaf, ...]:
-  """Returns the leaves with another codec for `ROWS`."""
-  return tuple(
-    leaf._replace(codec=codec) if leaf.name == ROWS else leaf for leaf in leaves
-  )
+  """Returns the leaves with another codec of the rows.
+
+  Unless it is `RAW`, row state in float32 is stored as `HALF`.
+  """
+
+  def own(leaf: Leaf) -> str:
+    if leaf.name == ROWS or codec == RAW:
+      return codec
+    return HALF if leaf.dtype == 'float32' else RAW
+
+  return tuple(leaf._replace(codec=own(leaf)) for leaf in leaves)
 
 
 def write_row_file(
@@ -246,6 +256,8 @@ def _flaw_of(leaves: tuple[Leaf, ...]) -> str | None:
     # numpy limits the product of the other axes even if one has length 0.
     if not sized or math.prod(max(n, 1) for n in leaf.shape) > _MAX_PIECE:
       return f'shape {leaf.shape} of leaf {leaf.name}'
+    if leaf.codec == HALF and leaf.dtype == 'float32':
+      continue
     if leaf.codec not in CODECS:
       return f'codec {leaf.codec} of leaf {leaf.name}'
     floating = leaf.dtype in ('float32', 'float16', 'bfloat16')
@@ -283,7 +295,9 @@ def _content(
     gaps = gaps.astype(np.min_scalar_type(gaps.max(initial=0)))
     blocks = [gaps]
     for leaf in leaves:
-      how, values = CODECS[leaf.codec], piece.values[leaf.name]
+      how, values = CODECS.get(leaf.codec), piece.values[leaf.name]
+      if leaf.codec == HALF:
+        values = to_half(values)
       blocks += [values] if how is None else [*quantize(values, how)]
     head = _PIECE.pack(len(piece.rows), gaps.itemsize, int(piece.rows[0]), 0)
     crc = zlib.crc32(head[:-4])
@@ -436,11 +450,10 @@ def _values(
       block = np.frombuffer(body, dtype, count, at).reshape(shape)
       blocks.append(block)
       at += _padded(block.nbytes)
-    how, array = CODECS[leaf.codec], blocks[0]
+    how, array = CODECS.get(leaf.codec), blocks[0]
     if how is not None:
       array = dequantize(Codes(*blocks), leaf.shape[0], how)
-      array = array.astype(_DTYPES[leaf.dtype], copy=False)
-    values[leaf.name] = array
+    values[leaf.name] = array.astype(_DTYPES[leaf.dtype], copy=False)
   return values
 
 

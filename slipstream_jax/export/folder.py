@@ -358,7 +358,7 @@ def encoded(
         hint='export them as float32 or int8',
       )
     return half.view(np.uint8)
-  codes, scales, lows = quantize(exact, Bits(8, adaptive=False))
+  codes, scales, lows = quantize(exact, Bits(8))
   ranges = np.stack([scales, lows], axis=1).astype('<f4').view(np.uint8)
   return np.concatenate([ranges, codes], axis=1)
 

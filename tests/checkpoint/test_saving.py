@@ -17,6 +17,7 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
 from slipstream_jax.checkpoint.manifest import name_of, steps_in
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
+from slipstream_jax.checkpoint.quantize import to_half
 from slipstream_jax.checkpoint.state import SCHEDULE
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
@@ -304,7 +305,8 @@ def test_no_run_goes_on_from_quantized_rows(tmp_path):
       checkpoints.restore(other)
     assert checkpoints.restore(other, exact=False).step == 6
   (own,), (rows,) = trainer.engine.read_back(), other.engine.read_back()
-  assert_same_bits(own.state, rows.state)
+  halved = [to_half(np.array(x)).astype(np.float32) for x in own.state]
+  assert_same_bits(halved, list(rows.state))
   assert 0 < np.abs(own.rows - rows.rows).max() < 0.01
 
 
