@@ -28,6 +28,8 @@ from slipstream_jax.engine.buffers import to_host, to_step
 from slipstream_jax.engine.clock import step_ms_to_pay
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
+from slipstream_jax.schedules.hotline import hotline as hotline_order
+from slipstream_jax.schedules.hotline import WORKING_SET
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.linear import FULL
@@ -35,6 +37,7 @@ from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.training.loop import take_step
 from slipstream_jax.training.trainer_parts import (
   planned,
+  scheduled,
   slipstream,
   TrainerParts,
 )
@@ -53,12 +56,13 @@ def measure(
   drop: float,
   workers: Sequence[str],
   steps: int,
+  hotline: bool,
 ) -> Iterator[Item]:
   """Yields ms per batch, for batch sizes and numbers of workers.
 
   The arguments are those of the program `experiments.bench.host`.
   """
-  alone, in_all, skipping = [], [], []
+  alone, in_all, skipping, of_hotline = [], [], [], []
   threads, steps_ms = [*map(int, workers)], [*map(float, device_steps_ms)]
   for size in map(int, batches):
     config.data.batch_size = size
@@ -82,10 +86,15 @@ def measure(
         trainers = trainer, trainer_of(config, data)
         for line in rates_skipping(trainers, some, drop, threads, steps_ms):
           skipping.append(head | line)
+      if hotline and placement == 'pinned':
+        for line in rates_of_hotline(trainer, some, threads, steps_ms):
+          of_hotline.append(head | line)
   yield 'ms per batch, one phase after the other', alone
   yield 'ms per batch in all, with a step that waits', in_all
   if drop:
     yield f'ms per batch of the source, leaving out {drop:.0%}', skipping
+  if hotline:
+    yield 'ms per batch of working sets, in all', of_hotline
 
 
 def phases(trainer: TrainerParts, batches: Sequence[Batch]) -> dict[str, float]:
@@ -210,6 +219,38 @@ def rates(
     medians = Turn(*np.median(turns[1:], axis=0).tolist())._asdict()
     named = {name.replace('_', ' '): ms for name, ms in medians.items()}
     yield {'workers': number, 'step ms': busy_ms, **named}
+
+
+def rates_of_hotline(
+  trainer: TrainerParts,
+  batches: Sequence[Batch],
+  workers: Sequence[int],
+  steps_ms: Sequence[float],
+) -> Iterator[dict[str, Any]]:
+  """Yields the median ms per batch of Hotline's order, as `rates`.
+
+  In every other turn no rows are gathered behind popular batches.
+  """
+  engine, count = trainer.engine, len(batches) // _TURNS // WORKING_SET
+  gather = engine.gather_early
+  for number, busy_ms in itertools.product(workers, steps_ms):
+    turns: dict[bool, list[float]] = {True: [], False: []}
+    with scheduled(
+      trainer, Replay(batches), hotline_order(), WORKING_SET, number
+    ) as stream:
+      for early in [True, False] * _TURNS:
+        vars(engine)['gather_early'] = gather if early else lambda: None
+        turn = _turn(trainer, stream, busy_ms, WORKING_SET * count)
+        turns[early].append(turn.ms_per_batch)
+    del vars(engine)['gather_early']
+    early_ms, late_ms = (float(np.median(x[1:])) for x in turns.values())
+    yield {
+      'workers': number,
+      'step ms': busy_ms,
+      'gathered early': early_ms,
+      'at the step': late_ms,
+      'ratio': early_ms / late_ms,
+    }
 
 
 def rates_skipping(

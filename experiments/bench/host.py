@@ -10,6 +10,9 @@ device to gather a step's rows and to put them back.
 With --drop, the wait also replaces the step of a run that leaves out a share of
 all examples. Its time per batch of the source is compared with that of a run
 which leaves out none, in turns.
+
+With --hotline, the wait also replaces the step of Hotline's order where rows
+are pinned. In every other turn, rows are not gathered behind popular batches.
 """
 
 from absl import flags
@@ -24,6 +27,7 @@ flags.DEFINE_list(
 flags.DEFINE_float(
   'drop', 0, 'Share to leave out; 0: none.', lower_bound=0, upper_bound=0.9
 )
+flags.DEFINE_bool('hotline', False, 'Whether to time Hotline, too.')
 flags.DEFINE_list('workers', '1,2', 'Threads to compare.')
 flags.DEFINE_integer('steps', 60, 'Steps of a figure.', lower_bound=9)
 

@@ -1,5 +1,6 @@
 """Engine: executes plans on the rows of all tables, on host and device."""
 
+import collections
 from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import functools
@@ -42,6 +43,7 @@ from slipstream_jax.types import (
 # More steps than any run takes. `step // _MANY_STEPS` counts restores, and the
 # remainder counts steps.
 _MANY_STEPS = 1 << 40
+_ANNOUNCED = 64  # most plans that are remembered before they are loaded
 
 Plans = tuple[Plan, ...]
 """The plans of one batch, one per group."""
@@ -85,6 +87,8 @@ class Engine:
     self.untrained, self.counters = untrained, Counters()
     tables = self.tables
     self.changed, self.step = False, _MANY_STEPS
+    # Plans that were made, and not loaded yet.
+    self._announced = collections.deque[Plans](maxlen=_ANNOUNCED)
     of_groups: Sequence[HotRows | None] = [None] * len(tables.groups)
     if hot is not None:
       hot, of_groups = hot_by_group(hot, tables)
@@ -234,7 +238,7 @@ class Engine:
   def close(self) -> None:
     """Ends the host's threads and closes files. Rows cannot be read then."""
     for group in self.groups:
-      group.host.close()
+      group.close()
 
   @property
   def is_first(self) -> bool:
@@ -262,7 +266,8 @@ class Engine:
       self.devices.agreed(0)
 
   def prefetch(self, plans: Plans) -> None:
-    """Announces plans to the row stores. Called by the planner's thread."""
+    """Announces plans, in order. Called by the planner's thread."""
+    self._announced.append(plans)
     for group, plan in zip(self.groups, plans, strict=True):
       if len(plan.load):
         group.host.prefetch(plan.rows[plan.load])
@@ -282,6 +287,9 @@ class Engine:
     Raises:
       UserError: a plan expects other rows in the slots. Nothing changed.
     """
+    if any(one is plans for one in list(self._announced)):
+      while self._announced.popleft() is not plans:
+        pass
     for group, plan in zip(self.groups, plans, strict=True):
       group.kept.check(plan)
     for number, group in enumerate(self.groups):
@@ -308,6 +316,21 @@ class Engine:
       self.groups, plans, blocks, reassigned or self._none, strict=True
     ):
       group.store(plan, block, rows, on_host)
+    if self.devices is None:
+      self.gather_early()
+
+  def gather_early(self) -> None:
+    """Has groups gather while steps run that move none of their rows.
+
+    So Hotline (arXiv 2204.05436) hides the rows of other examples behind
+    batches of popular ones.
+    """
+    upcoming = list(self._announced)
+    for number, group in enumerate(self.groups):
+      plans = [plans[number] for plans in upcoming]
+      moving = [at for at, plan in enumerate(plans) if plan.moves]
+      if moving and moving[0] > 0:
+        group.gather_early(plans[moving[0]])
 
   def swap_hot(self, here: bool) -> None:
     """Moves the hot rows to the device, or back, where placements swap them."""

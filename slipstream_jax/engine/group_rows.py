@@ -6,8 +6,9 @@ program trains them all, and placement changes no number.
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.profiler import TraceAnnotation
@@ -38,10 +39,11 @@ from slipstream_jax.types import (
   ReassignedRows,
   RowBlock,
   RowIds,
-  Slots,
   StaleRows,
 )
 
+EARLY_BYTES = 1 << 20
+"""Rows in memory that are gathered before their step, at least."""
 Piece = tuple[RowIds, RowBlock]
 """Some unique rows and their values."""
 Lanes = Int[np.ndarray, ' W_and_1'] | None
@@ -77,11 +79,14 @@ def _by_lane(
 
 
 class WriteBackQueue:
-  """Queue of rows for the host, in order, and the last step's block.
+  """Queue of rows for the host, in order, and the block of the last of them.
 
   Rows that a step stores are copied while the next step runs. They are in the
-  host's store before the step after that gathers anything. The next step needs
-  them earlier, and takes them from the block of the step before (forwarding).
+  host's store before the step after that gathers anything. The next step that
+  moves rows may need them earlier, and takes them from that block (forwarding).
+
+  Attributes:
+    changes: how often rows of the host may have changed otherwise.
   """
 
   def __init__(self, store: RowStore) -> None:
@@ -89,6 +94,8 @@ class WriteBackQueue:
     self._store = store
     self._rows = collections.deque[tuple[RowIds, RowBlock, Lanes]]()
     self._last: tuple[Plan, RowBlock] | None = None
+    self._under_way = False  # whether the block is of the last step
+    self.changes = 0
 
   def evicted(self, rows: RowIds, block: RowBlock, lanes: Lanes = None) -> None:
     """Queues evicted rows, none of which is in the next batch.
@@ -100,7 +107,9 @@ class WriteBackQueue:
 
   def stored(self, plan: Plan, block: RowBlock | None) -> None:
     """Queues the rows `plan.store` of a step, padded. None: there are none."""
-    self._last = None
+    self._under_way = block is not None
+    if plan.moves:  # else no row of the block has changed
+      self._last = None
     if block is not None:
       self._last = plan, block
       lanes = plan.lanes
@@ -113,7 +122,9 @@ class WriteBackQueue:
 
     Those of the last step are written only if `last`, which waits for the step.
     """
-    held = None if self._last is None or last else self._last[1]
+    held = None
+    if self._last is not None and self._under_way and not last:
+      held = self._last[1]
     while self._rows and self._rows[0][1] is not held:
       rows, block, lanes = self._rows[0]
       for some, values in _by_lane(rows, block, lanes):
@@ -122,11 +133,18 @@ class WriteBackQueue:
       self._rows.popleft()  # only now, so that an interrupted write is repeated
     if last:  # the store may change them now, so they must not be forwarded
       self._last = None
+      self.changes += 1
+
+  @property
+  def settled(self) -> bool:
+    """Whether the host has all rows but those that are forwarded."""
+    last = None if self._last is None else self._last[1]
+    return all(block is last for _, block, _ in self._rows)
 
   def forwarded(
     self, plan: Plan, reassigned: ReassignedRows
   ) -> tuple[RowBlock, Positions] | None:
-    """Returns the rows to take from the last step, or None if there are none.
+    """Returns the rows to take from an earlier step, or None if there are none.
 
     They are the block of the rows that it stored, padded, on the device, and
     the place there of each row to load, or -1 if it comes from the host, as
@@ -144,6 +162,17 @@ class WriteBackQueue:
     if len(reassigned):
       at = np.where(np.isin(plan.rows[plan.load], reassigned), -1, at)
     return block, at
+
+
+class _Early(NamedTuple):
+  """Rows that are gathered before their step, while others run."""
+
+  plan: Plan
+  """Of the step."""
+  since: tuple[WriteBackQueue, int]
+  """The queue then, and its `changes`. They tell if the rows may be old."""
+  block: futures.Future[RowBlock]
+  """On the device."""
 
 
 class GroupRows:
@@ -189,6 +218,8 @@ class GroupRows:
     self.helpers, self._count = ALONE, count
     self.vectors: Vectors | None = None
     self._hot_rows = NO_ROWS if hot is None else hot.rows
+    self._early: _Early | None = None
+    self._thread = futures.ThreadPoolExecutor(1, 'slipstream-gather')
     self.reset(first)
 
   def choose_hot(self, hot: HotRows, placement: Placement) -> None:
@@ -227,6 +258,7 @@ class GroupRows:
 
   def _free_device(self) -> RowIds | None:
     """Drops the device's rows. Returns the row that each slot is to keep."""
+    self.forget_early()
     self.frozen: StaleRows | None = None
     # Frees memory before more is allocated.
     self.kept = self._on_device(self.none, NO_ROWS)
@@ -310,9 +342,7 @@ class GroupRows:
       evicted = self.kept.gather(plan.evict_slots)
       self.write_backs.evicted(plan.evict, evicted)
     forwarded = self.write_backs.forwarded(plan, reassigned)
-    block, indices = self._assemble(
-      self.kept.block, plan.rows, plan.slots, plan.load, forwarded, reassigned
-    )
+    block, indices = self._assemble(plan, forwarded, reassigned)
     self.kept.loaded = plan, indices
     if len(reassigned):
       there = np.isin(plan.rows, reassigned)
@@ -321,22 +351,70 @@ class GroupRows:
       block = self._with_first(block, at, plan.rows[at])
     return block
 
+  def gather_early(self, plan: Plan) -> None:
+    """Starts gathering what a plan loads. No step before it may move a row.
+
+    `load` takes these rows, unless those of the host were changed meanwhile. It
+    does nothing where gathering takes less than the change of threads.
+    """
+    if self._early is not None and self._early.plan is plan:
+      return
+    self.forget_early()
+    if not (self.kept.size and len(plan.load) and self.write_backs.settled):
+      return
+    on_disk = self.host.counts is not None
+    if not on_disk and len(plan.load) * self.row_bytes < EARLY_BYTES:
+      return
+    loaded = plan.rows.take(plan.load)
+    room = len(apply.pad_positions(plan.load, bucket(len(plan.rows))))
+    forwarded = self.write_backs.forwarded(plan, NO_ROWS)
+    if forwarded is not None:
+      loaded = loaded[forwarded[1] < 0]
+      room = bucket(len(loaded), smallest=1024)
+    since = self.write_backs, self.write_backs.changes
+    block = self._thread.submit(lambda: self._copy_of(loaded, room))
+    self._early = _Early(plan, since, block)
+
+  def forget_early(self) -> None:
+    """Ends what `gather_early` has started."""
+    early, self._early = self._early, None
+    if early is not None:
+      futures.wait([early.block])
+
+  def _gathered_early(self, plan: Plan) -> RowBlock | None:
+    """Returns the rows that were gathered early for a plan, if any."""
+    early = self._early
+    if early is None or early.plan is not plan:
+      return None
+    self._early = None
+    if early.since != (self.write_backs, self.write_backs.changes):
+      return None
+    try:
+      with TraceAnnotation('gather'):
+        return early.block.result()
+    except Exception:  # gathering again raises it, or succeeds
+      return None
+
+  def close(self) -> None:
+    """Ends threads and closes files. Rows cannot be read then."""
+    self.forget_early()
+    self._thread.shutdown()
+    self.host.close()
+
   def _assemble(
     self,
-    kept: RowBlock,
-    rows: RowIds,
-    slots: Slots,
-    load: Positions,
-    forwarded: tuple[RowBlock, Positions] | None = None,
-    reassigned: ReassignedRows = NO_ROWS,
+    plan: Plan,
+    forwarded: tuple[RowBlock, Positions] | None,
+    reassigned: ReassignedRows,
   ) -> tuple[RowBlock, Indices]:
     """Returns rows on the device [P, ...], and arrays for `kept.write`."""
+    kept, slots, load = self.kept.block, plan.slots, plan.load
     size = len(kept.rows)
     if size and not len(load):
       with handing_over():
         block, at_slots = apply.gather_at(kept, apply.pad_slots(slots, size))
       return block, (at_slots, None)
-    loaded, room = rows.take(load), bucket(len(rows))
+    loaded, room = plan.rows.take(load), bucket(len(plan.rows))
     if size:
       padded = apply.pad_slots(slots, size)
       positions = apply.pad_positions(load, len(padded))
@@ -348,7 +426,8 @@ class GroupRows:
       some = bucket(len(loaded), smallest=1024)
       source = apply.sources(at, some, len(held.rows), room)
       room = some
-    block = self._gather(loaded, room, reassigned)
+    early = None if len(reassigned) else self._gathered_early(plan)
+    block = early or self._gather(loaded, room, reassigned)
     if not size and held is None:  # no rows to combine
       return to_step(block), (None, None)
     with handing_over():

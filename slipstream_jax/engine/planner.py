@@ -352,7 +352,9 @@ class Planner(NamedTuple):
     upcoming = collections.deque[UniqueBatch]()
     start = self.start()
     step, freezing = start.step, start.freezing
-    states, previous = self._first_states(start), None
+    states = self._first_states(start)
+    # Per group, the last plan that moved rows.
+    previous: tuple[Plan | None, ...] = (None,) * len(states)
     look_ahead = max(placement.look_ahead for placement in self.placements)
     while True:
       wanted = 1 + look_ahead - len(upcoming)
@@ -387,10 +389,14 @@ class Planner(NamedTuple):
         ]
         states = [state for state, _ in planned]
         plans = tuple(plan for _, plan in planned)
-        if previous is not None:
-          pairs = zip(previous, plans, strict=True)
-          plans = tuple(link(before, plan) for before, plan in pairs)
-      previous = plans
+        pairs = [*zip(previous, plans, strict=True)]
+        plans = tuple(
+          plan if before is None else link(before, plan)
+          for before, plan in pairs
+        )
+        previous = tuple(
+          plan if plan.moves else before for before, plan in pairs
+        )
       with TraceAnnotation('prefetch'):
         self.prefetch(plans)
       done = upcoming.popleft()

@@ -28,14 +28,13 @@ NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
 class ForwardedRows(NamedTuple):
-  """The rows that a step takes from the previous step's block. See `link`."""
+  """The rows that a step takes from an earlier step's block. See `link`."""
 
   before: Int[np.ndarray, ' V']
-  """The rows of the previous plan. The identity of this array tells whether
-  that step was the last one taken."""
+  """The rows of the last plan that moved rows. The identity of this array tells
+  whether it was that of the last such step."""
   at: Int[np.ndarray, ' load']
-  """For each row to load, its place among those that the previous step stores,
-  or -1."""
+  """For each row to load, its place among those that the step stores, or -1."""
 
 
 class Plan(NamedTuple):
@@ -67,7 +66,12 @@ class Plan(NamedTuple):
   """Where the rows of each device begin in `rows`. None: there is one device.
   See `distributed.lanes`."""
   forward: ForwardedRows | None = None
-  """The rows of `load` that the previous step still holds. None: not linked."""
+  """The rows of `load` that an earlier step's block has. None: not linked."""
+
+  @property
+  def moves(self) -> bool:
+    """Whether any row crosses between host and device."""
+    return bool(len(self.load) or len(self.store) or len(self.evict))
 
 
 class Placement(NamedTuple):
@@ -154,11 +158,12 @@ def _missing(
 
 
 def link(previous: Plan, plan: Plan) -> Plan:
-  """Returns the plan with `forward` set: rows that the previous step holds.
+  """Returns the plan with `forward` set: rows that an earlier step holds.
 
   Rows that a step stores are on their way to the host while the next step is
   prepared. A row in both steps would wait for two transfers. Instead, the
-  device takes it from the previous step's block.
+  device takes it from the earlier step's block. No step in between may move a
+  row, so its block still has the row as it is.
   """
   held, rows = previous.rows.take(previous.store), plan.rows.take(plan.load)
   at = np.empty(len(rows), np.int64)

@@ -305,8 +305,11 @@ def test_no_run_goes_on_from_quantized_rows(tmp_path):
       checkpoints.restore(other)
     assert checkpoints.restore(other, exact=False).step == 6
   (own,), (rows,) = trainer.engine.read_back(), other.engine.read_back()
-  halved = [to_half(np.array(x)).astype(np.float32) for x in own.state]
-  assert_same_bits(halved, list(rows.state))
+  for exact, got in zip(own.state, rows.state, strict=True):
+    halved = to_half(np.array(exact)).astype(np.float32)
+    # Rows that no step touched are not in the checkpoint.
+    assert ((got == halved) | (got == exact)).all()
+    assert (got != exact).any()
   assert 0 < np.abs(own.rows - rows.rows).max() < 0.01
 
 

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 import jax
 import numpy as np
 
+from slipstream_jax.engine import group_rows
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.engine.engine import Engine
 from slipstream_jax.errors import UserError
@@ -84,6 +85,16 @@ def link_of_others(before, plan):
   return link(others, plan)
 
 
+def popular(rng):
+  """Lookups of hot rows alone. Tables without any are not looked up."""
+  of_columns = [
+    HOT_ROWS.rows[(HOT_ROWS.rows >= first) & (HOT_ROWS.rows < end)]
+    for first, end in zip(FIRST, END, strict=True)
+  ]
+  columns = [rng.choice(np.append(rows, -1), BATCH) for rows in of_columns]
+  return np.stack(columns, axis=1)
+
+
 FOLDER = tempfile.gettempdir()
 
 
@@ -130,6 +141,7 @@ class EngineMachine(RuleBasedStateMachine):
       PLACEMENTS.get(name) or cached(capacity, name, look_ahead)
       for name in names
     ]
+    self.least_bytes, group_rows.EARLY_BYTES = group_rows.EARLY_BYTES, 0
     self.look_ahead = max(one.look_ahead for one in self.placements)
     self.saved = [UNTRAINED.block(g) for g in range(len(GROUPS))]
     self.engine = Engine(UNTRAINED, self.placements, HOT_ROWS, storage_of(dram))
@@ -155,7 +167,8 @@ class EngineMachine(RuleBasedStateMachine):
     changed = self.engine.changed
     contents = self.engine.slot_maps if changed else [None] * len(GROUPS)
     self.planners = self.first_states(contents)
-    self.queue, self.before = collections.deque(), None
+    self.queue, self.before = collections.deque(), [None] * len(GROUPS)
+    self.made = collections.deque()  # plans that are not carried out yet
     self.frozen = [set() for _ in GROUPS]
 
   def unique(self, lookups):
@@ -164,21 +177,32 @@ class EngineMachine(RuleBasedStateMachine):
       for group, hot in zip(GROUPS, self.hot, strict=True)
     ]
 
-  @rule(seed=st.integers(0, 1 << 20), batches=st.integers(1, 6))
-  def know_batches(self, seed, batches):
+  @rule(
+    seed=st.integers(0, 1 << 20),
+    batches=st.integers(1, 6),
+    hot=st.sampled_from([0, 0.5, 0.9]),
+  )
+  def know_batches(self, seed, batches, hot):
     rng = np.random.default_rng(seed)
     for _ in range(batches):
-      self.queue.append(self.unique(drawn(rng)))
+      draw = popular if rng.random() < hot else drawn
+      self.queue.append(self.unique(draw(rng)))
 
   @precondition(lambda self: self.queue)
+  @rule(plans=st.integers(1, 6), ahead=st.integers(0, 4))
+  def plan_ahead(self, plans, ahead):
+    for _ in range(min(plans, len(self.queue))):
+      self.made.append(self.plan_next(ahead))
+
+  @precondition(lambda self: self.queue or self.made)
   @rule(
     steps=st.integers(1, 6), ahead=st.integers(0, 4), move=st.integers(1, 9)
   )
   def take_steps(self, steps, ahead, move):
-    for _ in range(min(steps, len(self.queue))):
+    for _ in range(min(steps, len(self.queue) + len(self.made))):
       self.carry_out(self.next_plans(ahead), move)
 
-  @precondition(lambda self: self.queue)
+  @precondition(lambda self: self.queue or self.made)
   @rule(
     ahead=st.integers(0, 4),
     move=st.integers(1, 9),
@@ -198,13 +222,21 @@ class EngineMachine(RuleBasedStateMachine):
         self.rows[g][row] = values[0], self.rows[g][row][1]
 
   def next_plans(self, ahead):
+    return self.made.popleft() if self.made else self.plan_next(ahead)
+
+  def plan_next(self, ahead):
     window = [self.queue[i] for i in range(min(1 + ahead, len(self.queue)))]
     self.queue.popleft()
     known = window[: 1 + self.look_ahead]
     self.planners, plans = self.planned(self.planners, known)
-    before, self.before = self.before, plans
-    if before is not None:
-      plans = tuple(map(self.links, before, plans))
+    plans = tuple(
+      plan if before is None else self.links(before, plan)
+      for before, plan in zip(self.before, plans, strict=True)
+    )
+    self.before = [
+      plan if plan.moves else before
+      for before, plan in zip(self.before, plans, strict=True)
+    ]
     self.engine.prefetch(plans)
     return plans
 
@@ -258,7 +290,7 @@ class EngineMachine(RuleBasedStateMachine):
         np.testing.assert_array_equal(rows[at], self.rows[g][row][0])
         assert state[at] == self.rows[g][row][1]
 
-  @precondition(lambda self: self.queue)
+  @precondition(lambda self: self.queue or self.made)
   @rule(ahead=st.integers(0, 4), fresh=st.none() | FRESH)
   def a_step_fails(self, ahead, fresh):
     """Between load and store; whoever goes on plans anew."""
@@ -269,7 +301,7 @@ class EngineMachine(RuleBasedStateMachine):
       self.engine.load(plans, own_rows(fresh))
     self.another_planner_goes_on()
 
-  @precondition(lambda self: self.queue)
+  @precondition(lambda self: self.queue or self.made)
   @rule(
     ahead=st.integers(0, 4), move=st.integers(1, 9), fresh=st.none() | FRESH
   )
@@ -306,6 +338,8 @@ class EngineMachine(RuleBasedStateMachine):
     self.frozen = [set() for _ in GROUPS]
 
   def refreeze(self, stale):
+    while self.made:  # they were planned for rows as they are frozen now
+      self.carry_out(self.made.popleft(), 1)
     masks = stale_by_group(stale, self.hot)
     of_groups = zip(self.placements, self.planners, masks, strict=True)
     self.planners = [one.freeze(state, mask) for one, state, mask in of_groups]
@@ -352,6 +386,7 @@ class EngineMachine(RuleBasedStateMachine):
     if hasattr(self, 'engine'):
       self.all_rows_are_right()
       self.engine.close()
+      group_rows.EARLY_BYTES = self.least_bytes
 
 
 TestEngineMachine = EngineMachine.TestCase

@@ -1,11 +1,13 @@
 """No step waits for the rows of the one before; and none reads old ones."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
 
-from slipstream_jax.data.numbered import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches, NumberedBatches
+from slipstream_jax.engine import group_rows
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.group_rows import WriteBackQueue
 from slipstream_jax.placement import cached, PLACEMENTS
@@ -13,7 +15,7 @@ from slipstream_jax.placement.base import plan_with
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.trainer_parts import make_parts, planned
-from slipstream_jax.types import RowBlock
+from slipstream_jax.types import Batch, RowBlock
 from tests.support import small
 from tests.support.small import assert_same_bits, BATCH, everything
 
@@ -112,6 +114,92 @@ def test_rows_that_could_not_be_written_are_written_later(name, at):
   if next(calls) <= at:
     trainer.engine.read_back()  # it may be the one to fail
   assert_same_bits(everything(trainer), after_steps())
+
+
+def popular_batches(which):
+  """Batches that look up hot rows alone where `which` says so."""
+  batches = []
+  for number, popular in enumerate(which):
+    columns = small.columns(BATCH, seed=20 + number)
+    lookups = columns.lookups
+    if popular:  # the most popular row of each table
+      first, end = small.tables().column_rows
+      tops = [
+        next(row for row in HOT.rows if low <= row < high)
+        for low, high in zip(first, end, strict=True)
+      ]
+      lookups = np.broadcast_to(np.array(tops), lookups.shape).copy()
+    batches.append(
+      Batch(columns.dense, lookups, columns.labels, np.ones(BATCH, np.float32))
+    )
+  return batches
+
+
+def after_batches(batches, name, act=lambda trainer, number: None):
+  """All that there is after these. Everything is planned before a step."""
+  trainer = start(name)
+  given = NumberedBatches(batches.__getitem__, len(batches), 'these', reads='')
+  with planned(trainer, given, len(batches)) as stream:
+    for number, item in enumerate([*stream]):
+      act(trainer, number)
+      take_step(trainer, item)
+  return everything(trainer)
+
+
+@pytest.mark.parametrize('fails', [False, True])
+def test_rows_are_gathered_behind_batches_that_move_none(monkeypatch, fails):
+  popular = [False, True, True, False, True, False, False, True, True, False]
+  batches, gathered = popular_batches(popular), []
+  expected = after_batches(batches, 'streamed')
+  monkeypatch.setattr(group_rows, 'EARLY_BYTES', 1)
+
+  def act(trainer, number):
+    """Notes which thread gathers the rows of which step."""
+    host = trainer.engine.groups[0].host
+    if not number:
+      gather = host.gather
+
+      def noted(rows, *others):
+        early = 'slipstream-gather' in threading.current_thread().name
+        gathered.append(early)
+        if early and fails:
+          raise OSError('a broken disk')
+        return gather(rows, *others)
+
+      host.gather = noted
+
+  assert_same_bits(after_batches(batches, 'pinned', act), expected)
+  early = [at for at, one in enumerate(gathered) if one]
+  # Once for each run of popular batches, and again where that has failed.
+  assert len(early) == 3
+  if not fails:
+    assert len(gathered) == popular.count(False)
+
+
+@pytest.mark.parametrize('at', range(1, 10))
+@pytest.mark.parametrize('what', ['set', 'read', 'predict'])
+def test_rows_gathered_early_are_not_believed_after_a_change(
+  monkeypatch, what, at
+):
+  popular = [False, True, True, False, True, False, False, True, True, False]
+  batches = popular_batches(popular)
+  monkeypatch.setattr(group_rows, 'EARLY_BYTES', 1)
+
+  def act(trainer, number):
+    engine = trainer.engine
+    if number != at:
+      return
+    if what == 'set':
+      engine.set_rows('t2', np.arange(3000), np.ones((3000, 8), np.float32))
+    elif what == 'read':
+      engine.read_back()
+    else:
+      engine.look_up(batches[3].lookups)
+
+  one, other = (
+    after_batches(batches, name, act) for name in ('pinned', 'streamed')
+  )
+  assert_same_bits(one, other)
 
 
 def test_copies_of_rows_that_stand_still_are_of_the_last_step():
