@@ -41,8 +41,7 @@ def _keep_for_ever() -> None:
   gc.freeze()
 
 
-def main() -> int:
-  """Serves until SIGINT or SIGTERM, and returns the exit code."""
+def _parser() -> _Parser:
   parser = _Parser(prog='python -m slip_serve', description=__doc__)
   parser.add_argument('folder', help='folder of an export')
   parser.add_argument(
@@ -75,7 +74,12 @@ def main() -> int:
     help='examples of several requests that are scored at once; 0: each request'
     ' is scored alone; the largest batch size of the export if left out',
   )
-  given = parser.parse_args()
+  return parser
+
+
+def main() -> int:
+  """Serves until SIGINT or SIGTERM, and returns the exit code."""
+  given = _parser().parse_args()
   try:
     from slip_serve.server import Server
   except ModuleNotFoundError as error:

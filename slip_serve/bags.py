@@ -29,7 +29,7 @@ def can_keep(feature: Feature) -> bool:
   return feature.combiner == 'sum' and feature.length > 1
 
 
-class FoundBags(NamedTuple):
+class KnownBags(NamedTuple):
   """The bags of a query that have two lookups or more."""
 
   at: np.ndarray
@@ -71,8 +71,8 @@ class BagSums:
     self._cache = RecordCache(nbytes // (record + BOOKKEEPING), record)
     self._lock = threading.Lock()
 
-  def find(self, lookups: np.ndarray) -> FoundBags:
-    """Looks for all bags of two lookups and more, and takes out those found.
+  def find(self, lookups: np.ndarray) -> KnownBags:
+    """Looks for all bags of two lookups and more, and takes out those known.
 
     Args:
       lookups: i64[B, K], rows of the group, -1 for padding. Bags that are found
@@ -91,37 +91,37 @@ class BagSums:
     here[missing] = False
     here &= records[:, :_HASH].copy().view(np.int64)[:, 0] == hashes[:, 1]
     _take_out(lookups, self._spans, at[here])
-    return FoundBags(
+    return KnownBags(
       at, hashes, query, here, records[here, _HASH:].copy().view(np.float32)
     )
 
   def give_back(
-    self, found: FoundBags, block: np.ndarray, inverse: np.ndarray, used: int
+    self, known: KnownBags, block: np.ndarray, inverse: np.ndarray, used: int
   ) -> None:
     """Adds the vectors of bags to a block, and keeps those that were missing.
 
     Args:
-      found: from `find`.
+      known: from `find`.
       block: f32[B * K, D], the rows of what was left, is filled up.
       inverse: i32[B, K], place of each lookup's row. Lookups of bags that were
         found get a place.
       used: U, rows of the block.
     """
-    block[used : used + len(found.vectors)] = found.vectors
-    at = found.at[found.here]
+    block[used : used + len(known.vectors)] = known.vectors
+    at = known.at[known.here]
     inverse[at[:, 0], self._spans[at[:, 1], 0]] = used + np.arange(len(at))
-    new = np.flatnonzero(~found.here)
+    new = np.flatnonzero(~known.here)
     if not len(new):
       return
     vectors = np.zeros((len(new), block.shape[1]), np.float32)
-    _add_up(block, inverse, self._spans, found.at[new], vectors)
-    hashes = found.hashes[new]
+    _add_up(block, inverse, self._spans, known.at[new], vectors)
+    hashes = known.hashes[new]
     records = np.empty((len(new), self._cache.record), np.uint8)
     records[:, :_HASH] = hashes[:, 1:].copy().view(np.uint8)
     records[:, _HASH:] = vectors.view(np.uint8)
     tags = np.ascontiguousarray(hashes[:, 0])
     with self._lock:
-      self._cache.put(found.query, tags, np.arange(len(new)), records)
+      self._cache.put(known.query, tags, np.arange(len(new)), records)
 
 
 @_kernel
@@ -138,8 +138,8 @@ def _list(
     lookups: i64[B, K], -1 for padding.
     spans: i64[F, 2], the columns [first, end) of each feature.
     keys: u64[2], of the two hashes.
-    at: out, as in `FoundBags`.
-    hashes: out, as in `FoundBags`.
+    at: out, as in `KnownBags`.
+    hashes: out, as in `KnownBags`.
   """
   count = 0
   for i in range(len(lookups)):
@@ -178,7 +178,7 @@ def _add_up(
     block: f32[U, D], rows.
     inverse: i32[B, K], place of each lookup's row, -1 for padding.
     spans: as in `_list`.
-    at: the bags, as in `FoundBags`.
+    at: the bags, as in `KnownBags`.
     vectors: out, f32[n, D], zeros before.
   """
   for j in range(len(at)):

@@ -277,10 +277,10 @@ class Scorer:
   @property
   def stats(self) -> Stats:
     """Counts of all queries so far."""
-    examples, lookups, rows, hits, nbytes, found = self._counts.tolist()
+    examples, lookups, rows, hits, nbytes, bags = self._counts.tolist()
     hit_rate = hits / rows if rows else None
     per_lookup = nbytes / max(lookups, 1)
-    return Stats(examples, lookups, rows, hit_rate, per_lookup, found)
+    return Stats(examples, lookups, rows, hit_rate, per_lookup, bags)
 
   def close(self) -> None:
     """Releases files and threads. Idempotent."""
@@ -311,7 +311,7 @@ class Scorer:
       own = lookups
       if len(group.columns) < self.layout.columns:
         own = lookups[:, np.array(group.columns, np.int64)]
-      found = None if bags is None else bags.find(own)
+      known = None if bags is None else bags.find(own)
       rows, inverse = unique(own.ravel())
       inverse = inverse.reshape(own.shape)
       block = np.zeros((own.size, group.dim), np.float32)
@@ -321,9 +321,9 @@ class Scorer:
         records = np.empty((len(rows), self.layout.record(group)), np.uint8)
       counts[2:5] += len(rows), *source.read(rows, records)
       decode(self.layout.codec, records, block[: len(rows)])
-      if bags is not None and found is not None:
-        counts[5] += len(found.vectors)
-        bags.give_back(found, block, inverse, len(rows))
+      if bags is not None and known is not None:
+        counts[5] += len(known.vectors)
+        bags.give_back(known, block, inverse, len(rows))
       blocks.append(block)
       inverses.append(inverse)
     with self._lock:

@@ -114,12 +114,12 @@ def _scored(
 
 def _read(counts: np.ndarray, queries: int, name: str) -> dict[str, float]:
   """Returns what queries found in memory, and what they read."""
-  lookups, rows, hits, nbytes, found = counts
+  lookups, rows, hits, nbytes, bags = counts
   return {
     f'hit rate{name}': float(hits / max(rows, 1)),
     f'unique rows of a query{name}': float(rows / queries),
     f'of them read{name}': round((rows - hits) / queries),
-    f'bags found of a query{name}': round(found / queries),
+    f'bags found of a query{name}': round(bags / queries),
     f'disk bytes of a lookup{name}': float(nbytes / max(lookups, 1)),
   }
 

@@ -173,8 +173,6 @@ def _run(job: Job, case: Case, before: Sequence[Row], tell: Tell) -> list[Row]:
     train_and_score(case._replace(steps=min(case.steps, _COMPILING)), config)
   done = train_and_score(case, config, tell, curve=first)
   counters, meter = done.trainer.engine.counters, done.meter
-  # A lone parameter server has the model's parameters, too: f32, both ways.
-  dense_bytes = 8 * case.dense_parameters * meter.step
   run = {
     'status': 'ok',
     'step': meter.step,
@@ -182,7 +180,7 @@ def _run(job: Job, case: Case, before: Sequence[Row], tell: Tell) -> list[Row]:
     'seconds': meter.seconds,
     'bytes_loaded': counters.bytes_loaded,
     'bytes_stored': counters.bytes_stored,
-    'dense_bytes': dense_bytes if job.system == 'xdl' else 0,
+    'dense_bytes': counters.bytes_of_parameters,
     'lookups_hot_share': case.lookups_hot_share,
     'examples_hot_share': case.examples_hot_share,
     **done.quality,

@@ -424,6 +424,8 @@ def figures(summary: dict[str, Any]) -> dict[str, Any]:
     exchanged = {'bytes between devices': nbytes}
   if nbytes := summary.get('bytes_between_hosts'):
     exchanged['bytes between hosts'] = nbytes
+  if nbytes := summary.get('bytes_of_parameters'):
+    exchanged['bytes of parameters moved'] = nbytes
   return {
     **quality,
     'examples per s': summary['examples_per_s'],

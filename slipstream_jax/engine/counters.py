@@ -41,6 +41,10 @@ class Counters(NamedTuple):
   their gradients, which `bytes_exchanged` has, too, or of vectors of towers and
   theirs. Without padding."""
 
+  bytes_of_parameters: int = 0
+  """Bytes of the model's parameters and their gradients that crossed, where a
+  parameter server has them."""
+
 
 def merge(a: Counters, b: Counters) -> Counters:
   """Adds two counts."""

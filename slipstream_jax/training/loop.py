@@ -253,6 +253,10 @@ def _take_step(
     if trainer.over is not None:
       vectors = trainer.over.bytes_between_hosts(len(scheduled.batch.labels))
       count = count._replace(bytes_between_hosts=vectors)
+    if rows == 'parameter_server':
+      params = jax.tree.leaves(trainer.state.params)
+      both_ways = 2 * sum(leaf.nbytes for leaf in params)
+      count = count._replace(bytes_of_parameters=both_ways)
     moves = moved_by_group(item, *form, trained, rows)
     engine.count(functools.reduce(merge, moves, count))
     trainer.rest = Counters()
@@ -359,7 +363,7 @@ def update_step(
   | rows | host to device | device to host | rows are updated on |
   | --- | --- | --- | --- |
   | `stream` | rows, row state | rows, row state | the device |
-  | `parameter_server` | rows | gradients of rows | the host |
+  | `parameter_server` | rows, parameters | their gradients | the host |
   | `pooled` | embeddings | gradients of embeddings | the host |
   """
   scheduled, seen = item.scheduled, trainer.engine.counters.examples_seen

@@ -10,7 +10,12 @@ from jaxtyping import Bool, Float, Int, UInt32
 import numpy as np
 import optax
 
-from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device
+from slipstream_jax.engine.buffers import (
+  from_cpu,
+  to_cpu,
+  to_device,
+  to_host,
+)
 from slipstream_jax.errors import running_optimizer, UserError
 from slipstream_jax.models.adapters import adapt, Inputs
 from slipstream_jax.tables import TableSet
@@ -409,9 +414,11 @@ def _init_model(
 class HostUpdate(NamedTuple):
   """The jitted functions of a step that updates rows on the host.
 
-  A parameter server sends rows and receives their gradients (XDL). Hybrid DLRM
-  pools on the host, sends embeddings and receives their gradients. Rows and
-  their state never leave the host, and any optimizer can train them there.
+  A parameter server sends rows and the model's parameters, and receives their
+  gradients (XDL). Parameters are updated on the device, and come back in place
+  of their gradients, which are as large. Hybrid DLRM pools on the host, sends
+  embeddings and receives their gradients. Rows and their state never leave the
+  host, and any optimizer can train them there.
   """
 
   gradients: Any
@@ -441,7 +448,9 @@ class HostUpdate(NamedTuple):
     blocks, inverses = to_cpu(blocks, owned=True), to_cpu(inverses)
     rows = tuple(block.rows for block in blocks)
     sent: Any = rows, inverses
-    if self.pool is not None:
+    if self.pool is None:
+      state = state._replace(params=to_device(to_host(state.params)))
+    else:
       weights = to_cpu(batch.lookup_weights)
       sent = self.pool(rows, inverses, weights)
       batch = batch._replace(lookup_weights=None)  # already applied in pooling

@@ -23,6 +23,7 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import ROWS, SCHEDULES, System, SYSTEMS
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.tables import Feature, Table, TableSet
+from slipstream_jax.training import step as step_module
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer_parts import (
@@ -233,6 +234,32 @@ def test_rows_and_gradients_cross_of_a_parameter_server():
   assert counters.bytes_loaded == counters.bytes_stored == rows * 8 * 4
   assert counters.bytes_used == rows * (8 + 8) * 4
   assert counters.hits == 0
+
+
+@every_system
+def test_parameters_cross_of_a_parameter_server_alone(system):
+  *_, counters, batches = run(system.name)
+  (_, state), *_ = run(system.name)
+  nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
+  expected = 2 * len(batches) * nbytes if system.name == 'xdl' else 0
+  assert counters.bytes_of_parameters == expected
+
+
+@pytest.mark.parametrize('name', ['xdl', 'dlrm_hybrid'])
+def test_a_step_takes_parameters_that_have_crossed(name, monkeypatch):
+  trainer, batches = start(SYSTEMS[name])
+  crossed, original = [], step_module.to_host
+
+  def noted(tree):
+    crossed.append(tree)
+    return original(tree)
+
+  monkeypatch.setattr(step_module, 'to_host', noted)
+  with batches:
+    for _ in range(3):
+      before = trainer.state.params
+      list(train(trainer, batches, 1))
+      assert any(tree is before for tree in crossed) == (name == 'xdl')
 
 
 def test_embeddings_and_their_gradients_cross_of_a_hybrid():
