@@ -112,7 +112,7 @@ def cached(
   check_whole(capacity, 1, 'cached, capacity', hint)
   check_whole(look_ahead, 0, 'cached, look_ahead', hint)
   policy = eviction
-  if isinstance(policy, str):
+  if not isinstance(policy, Eviction):
     policy = choose(EVICTIONS, policy, 'cached, eviction')
   ahead = look_ahead if policy.looks_ahead else 0
   return Placement(

@@ -426,10 +426,10 @@ def _open(
 ) -> tuple[TieredStore, ...]:
   names = [name for first in groups for name in first.tables]
   unknown = [name for name in whole if name not in names]
-  if isinstance(whole, str) or unknown:
+  if unknown:
     raise UserError(
       f'tables kept in memory must be some of {", ".join(names):.200}',
-      got=repr(whole if isinstance(whole, str) else unknown[0]),
+      got=repr(unknown[0]),
       where='tiered, whole',
       hint=f'give a list of names, such as {names[:1]}',
     )
@@ -497,6 +497,14 @@ def tiered(
   """
   hint = 'give bytes of host memory, such as 1 << 30'
   check_whole(dram_bytes, 1, 'tiered, dram_bytes', hint)
+  listed = isinstance(whole, list | tuple)
+  if not listed or not all(isinstance(name, str) for name in whole):
+    raise UserError(
+      'tables kept in memory must be a list of names',
+      got=repr(whole),
+      where='tiered, whole',
+      hint="give them as in ['item', 'user']",
+    )
   return Storage('tiered', functools.partial(_open, dram_bytes, path, whole))
 
 

@@ -90,10 +90,12 @@ class Parts(NamedTuple):
 
 
 class There(NamedTuple):
-  """Places of a group's rows on their way from lanes to parts."""
+  """Places of a group's rows on their way from lanes to parts.
+
+  Those without a docstring are as in `Exchange`, also in `Back`.
+  """
 
   wanted: Array
-  """As in `Exchange`, like the next ones."""
   picked: Array
   to_hosts: Array | None
 
@@ -102,7 +104,6 @@ class Back(NamedTuple):
   """Places of a group's gradients on their way from parts to lanes."""
 
   returned: Array
-  """As in `Exchange`, like the next ones."""
   summed: Array
   from_hosts: Array | None
   received: Array | None
@@ -120,9 +121,9 @@ class Inputs(NamedTuple):
   parts: Parts
   """Places of lookups, examples and numbers of the device's parts."""
   row_weights: tuple[Array, ...]
-  """As in `PlannedBatch`, each lane's rows padded."""
+  """Weights of rows as in `PlannedBatch`, each lane's padded."""
   numbers: tuple[Array | None, ...]
-  """Where draws need them, the numbers of the lane's rows."""
+  """Numbers of the lane's rows, where draws need them."""
   tower: Any = None
   """`TowerInputs` of the device, where towers have hosts of their own."""
 
@@ -592,7 +593,7 @@ class _Roundings(NamedTuple):
 
   of_slices: list[Rounding]
   of_host: Rounding
-  """Of what a host adds, or the lane if rows go to slices at once."""
+  """Rounding of what a host adds, or the lane if rows go to slices at once."""
   of_lane: Rounding
 
 

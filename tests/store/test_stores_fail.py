@@ -203,7 +203,7 @@ def test_whole_tables_leave_the_memory_last(tmp_path):
   ('dram', 'whole', 'words'),
   [
     (1 << 20, ('nobody',), "must be some of a, b, c, got 'nobody'"),
-    (1 << 20, 'a', 'give a list'),
+    (1 << 20, 'a', "must be a list of names, got 'a'"),
     (53 * 104, ('a', 'b'), 'must fit its 5,512 bytes, got 5,565 bytes of a, b'),
   ],
 )
