@@ -60,6 +60,17 @@ def test_rates_are_of_all_workers_with_and_without_a_step(measured):
   assert trainer.update == update
 
 
+def test_hotline_is_timed_with_and_without_rows_gathered_early():
+  config = smoke(**{'placement': 'pinned', 'skip.mode': 'off'})
+  data = datasets.dataset(config)
+  with contextlib.closing(data.train(config.data.batch_size)) as source:
+    batches = [*itertools.islice(source, 6 * 4)]
+  trainer = trainer_of(config, data)
+  (line,) = budget.rates_of_hotline(trainer, batches, [1], [0.5])
+  assert line['ratio'] == line['gathered early'] / line['at the step'] > 0
+  assert 'gather_early' not in vars(trainer.engine)  # it is as before
+
+
 @pytest.mark.slow
 def test_skipping_is_compared_per_batch_of_the_source():
   config = smoke(**{'placement': 'pinned', 'skip.mode': 'off'})
