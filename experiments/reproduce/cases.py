@@ -1,8 +1,8 @@
 """Data, hot rows and programs that all runs of a model and seed share.
 
 Programs are compiled once per model, as recipes differ only in their
-microbatches. At the laptop's scale the synthetic stream is drawn once and held
-in memory. Otherwise drawing it would be timed with systems that read it twice.
+microbatches. Below full scale the synthetic stream is drawn once and held in
+memory. Otherwise drawing it would be timed with systems that read it twice.
 """
 
 import gc
@@ -111,7 +111,7 @@ def _case_of(
   data = data._replace(counts=lambda: counts)
   rows = popular_rows(counts, config.hot.bytes, sizes, tables.offsets)
   hot = hot_rows(rows, tables.num_rows)
-  if asked.scale == models.LAPTOP and config.data.path is None:
+  if asked.scale != models.FULL and config.data.path is None:
     data = _in_memory(data, config, steps)
   shares = _hot_shares(data, config.data.batch_size, hot)
   params = compiled.init_state(data.dense_features, seed).params

@@ -1,9 +1,10 @@
-"""The paper's four models, and one with bags, as configs at two scales.
+"""The paper's four models, and one with bags, as configs at three scales.
 
 `full` is what was published: all rows, an epoch, batches of 1024 (256 of
 Taobao). `laptop` is a part of it for two cores: tables a tenth as long or less,
-about a hundred batches, phases that are the same shares of a run. Hot rows take
-the published share of the tables' bytes at both scales.
+about a hundred batches, phases that are the same shares of a run. `medium`
+trains ten times as many batches, enough to tell speeds and AUC apart with five
+seeds. Hot rows take the published share of the tables' bytes at all scales.
 
 Real data are read from folders of one directory, named by their formats:
 DIR/taobao, DIR/criteo, DIR/terabyte and DIR/avazu, as `experiments.prepare`
@@ -20,10 +21,12 @@ from configs import avazu, common, criteo, taobao, terabyte
 from experiments.reproduce.bags import bag_dataset, BagSpec
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
+from slipstream_jax.selection.policies import SURPRISE
 from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.synthetic.spec import SyntheticSpec
 
-LAPTOP, FULL = SCALES = ('laptop', 'full')
+LAPTOP, MEDIUM, FULL = SCALES = ('laptop', 'medium', 'full')
+_LONGER = 10  # times the batches of a laptop
 BAG = 20
 """Lookups of a bag."""
 _LEAST = 100  # rows of the smallest table that is shortened
@@ -116,7 +119,7 @@ def config_of(
   config = model.config()
   config.seed = seed
   # As published: a share of the hot examples, and one fit per period.
-  config.skip.policy = config.skip.policy or 'surprise'
+  config.skip.policy = SURPRISE.name
   config.skip.drop, config.skip.drop_of = drop, 'hot'
   config.skip.refit_batches = 0
   config.data.path = path_of(name, data)
@@ -128,7 +131,7 @@ def config_of(
   config.hot.profile_examples = proxy.profile_examples // bag
   # An epoch of the real data that there are.
   config.train.steps = 0 if config.data.path else steps
-  if scale == LAPTOP:
+  if scale != FULL:
     part = model.laptop
     config.train.steps = steps
     config.data.batch_size = part.batch_size
@@ -149,10 +152,10 @@ def config_of(
 
 
 def steps_of(name: str, scale: str) -> int:
-  """Returns the batches of a run: an epoch, or what a laptop trains."""
+  """Returns the batches of a run: an epoch, or a part of it."""
   model = MODELS[name]
-  if scale == LAPTOP:
-    return model.laptop.steps
+  if scale != FULL:
+    return model.laptop.steps * (_LONGER if scale == MEDIUM else 1)
   return PROXIES[model.proxy].epoch_examples // model.full_batch_size
 
 
@@ -200,8 +203,7 @@ def configured(
     config: what all runs share.
     system: a key of `SYSTEMS`, or `PINNED`.
     skip: 'off'; 'published': examples with stale rows only are dropped, and a
-      row that the window did not touch is stale; or 'ours', the config's own
-      policy.
+      row that the window did not touch is stale; or 'ours', the default policy.
   """
   config = config.copy_and_resolve_references()
   config.system = 'plain' if system == 'pinned' else system

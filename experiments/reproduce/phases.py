@@ -177,13 +177,23 @@ def _host_step(
     sent = watch('host_update', programs.pool, rows, inverses, weights)
     batch = batch._replace(lookup_weights=None)
   seen = np.float32(0)
-  inputs = watch('put', lambda: (from_cpu(sent), *to_device((batch, seen))))
-  (first, second), *rest = inputs
+  # A parameter server has the model's parameters, too.
+  params = to_host(state.params) if programs.pool is None else ()
+  inputs = watch(
+    'put',
+    lambda: (from_cpu(sent), to_device(params), *to_device((batch, seen))),
+  )
+  (first, second), params, *rest = inputs
   before = state._replace(row_globals=())
+  if programs.pool is None:
+    before = before._replace(params=params)
   new_state, gradients, loss = watch(
     'step', programs.gradients, before, first, second, *rest
   )
-  gradients, step, loss = watch('get', to_cpu, (gradients, state.step, loss))
+  params = new_state.params if programs.pool is None else ()
+  gradients, step, loss, _ = watch(
+    'get', to_cpu, (gradients, state.step, loss, params)
+  )
   still = tuple(np.zeros(len(block.rows), bool) for block in blocks)
   beside = to_cpu((state.row_globals, item.row_weights, still, seen))
 

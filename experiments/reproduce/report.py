@@ -150,11 +150,9 @@ _FROZEN = {
 _NOTES = [
   'Slipstream keeps the hot rows on the device and drops examples. As '
   'published, it drops examples whose rows are all stale, and a row that the '
-  'window did not touch counts as stale. The default policy is that of the '
-  'model\'s config, which the table "Setting" names: `surprise` drops examples '
-  'at random, mostly those with a small loss, and weights the others for them. '
-  '`stale` is the published policy, except that a row that the window did not '
-  'touch is not stale.',
+  'window did not touch counts as stale. The default policy, `surprise`, drops '
+  'examples at random, mostly those with a small loss, and weights the others '
+  'for them.',
   'Ratios compare runs of one seed: the system over Slipstream. Their mean is '
   "geometric. Intervals are Student's at 95 %, for ratios those of their "
   'logarithms. One seed has no interval. A dash means: not known.',

@@ -43,7 +43,8 @@ ROWS = 10
 """Number of hot rows that are followed, drawn by their lookups."""
 _LOOKS = 25  # at each of those rows
 _FROZEN = 1e30  # a threshold that no row exceeds
-_COMPILING = 100  # steps of a short run, enough to skip in at laptop scale
+_COMPILING = 100  # steps of a short run, at least
+_SKIPS = 0.4  # share of a run's steps that is enough to skip in
 
 
 class Outcome(NamedTuple):
@@ -170,7 +171,8 @@ def _run(job: Job, case: Case, before: Sequence[Row], tell: Tell) -> list[Row]:
   config = configured(case.config, job.system, job.skip)
   first, skips = job.seed == 0, job.skip != 'off'
   if first and skips:  # compiles what only skipping needs
-    train_and_score(case._replace(steps=min(case.steps, _COMPILING)), config)
+    few = max(_COMPILING, round(_SKIPS * case.steps))
+    train_and_score(case._replace(steps=min(case.steps, few)), config)
   done = train_and_score(case, config, tell, curve=first)
   counters, meter = done.trainer.engine.counters, done.meter
   run = {

@@ -184,6 +184,20 @@ def test_a_failed_run_says_so_and_the_others_go_on(whole):
   assert 'MemoryError' in (whole / 'report.html').read_text()
 
 
+@pytest.mark.parametrize('name', models.MODELS)
+def test_a_medium_run_is_a_laptop_run_of_more_batches(name):
+  one, other = (
+    models.config_of(name, scale, None, 3, 0.3)
+    for scale in ('laptop', 'medium')
+  )
+  assert other.train.steps == 10 * one.train.steps
+  assert other.skip.policy == one.skip.policy == 'surprise'
+  for key in ('data', 'hot', 'model', 'optimizer'):
+    assert other[key] == one[key]
+  skips = other.skip.warm_up_batches + other.skip.window_batches
+  assert skips + other.skip.settle_batches == round(0.29 * other.train.steps)
+
+
 @pytest.mark.slow
 def test_runs_are_those_of_the_main_program(whole, tmp_path):
   """Bytes, examples and quality are those of `experiments.run`, to the bit."""
