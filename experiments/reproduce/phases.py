@@ -23,7 +23,7 @@ from slipstream_jax.store.host_table import unique_rows_of
 from slipstream_jax.training.loop import on_device, score_held_out
 from slipstream_jax.training.trainer_parts import TrainerParts
 
-BATCHES = 8
+BATCHES = 32
 """Number of batches on which the phases of a system are measured."""
 T = TypeVar('T')
 

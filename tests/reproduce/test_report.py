@@ -1,6 +1,7 @@
 """The report says what the table says, and nothing that it does not."""
 
 import csv
+import html
 import json
 import math
 import random
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.common.estimates import Estimate
 from experiments.common.page import Picture, Table
 from experiments.reproduce import report
 from experiments.reproduce.groups import DEFAULT, models_of
@@ -76,6 +78,36 @@ def test_speed_is_that_of_the_table(parsed, column):
   dropped = np.mean(dropped / column('pinned', 'ours', 'examples_seen'))
   ideal = f'{stats.gmean(whole) / (1 - dropped):.2f}'
   assert row['default policy: without overhead'] == ideal == line[5]
+
+
+def test_every_missed_claim_has_a_sentence(parsed, folder):
+  table = parsed.tables[SUMMARY, "Slipstream against the paper's baselines"]
+  missed = []
+  for model, policy, against, speed, claim, *_ in table[1:]:
+    known = '-' not in (speed, claim) and speed != 'failed'
+    if known and float(speed.split()[0]) < float(claim):
+      missed.append(f'{model}, {policy}, against {against}: {speed.split()[0]}')
+  assert missed
+  page = html.unescape((folder / report.HTML).read_text())
+  for words in missed:
+    assert page.count(f'{words} of ') == 1
+  assert page.count('Pinned rows alone give') == len(missed)
+
+
+@pytest.mark.parametrize(
+  ('low', 'high', 'word'),
+  [
+    (-0.0004, 0.0004, 'yes'),
+    (0.0001, 0.0004, 'yes'),
+    (-0.0004, 0.0006, 'unknown'),
+    (0.0004, 0.0006, 'unknown'),
+    (0.0006, 0.0009, 'no'),
+    (-0.01, -0.0006, 'no'),
+    (None, None, '-'),
+  ],
+)
+def test_auc_is_equal_where_its_interval_is_within_the_bound(low, high, word):
+  assert report._equal(Estimate(0.0, low, high)) == word
 
 
 def test_bytes_are_those_of_the_table(parsed, column):
