@@ -35,11 +35,11 @@ class KnownBags(NamedTuple):
   at: np.ndarray
   """Example, and number of the span of its feature, i64[n, 2]."""
   hashes: np.ndarray
-  """i64[n, 2], of which the first is at least 0."""
+  """Two hashes of each, i64[n, 2]. The first is at least 0."""
   query: int
-  """Its number in the cache."""
+  """Number of the query in the cache."""
   here: np.ndarray
-  """Which were found, bool[n]."""
+  """Whether each was found, bool[n]."""
   vectors: np.ndarray
   """The sums of their rows, f32[found, D]."""
 
@@ -72,7 +72,7 @@ class BagSums:
     self._lock = threading.Lock()
 
   def find(self, lookups: np.ndarray) -> KnownBags:
-    """Looks for all bags of two lookups and more, and takes out those known.
+    """Finds bags of two lookups and more, and takes out those known.
 
     Args:
       lookups: i64[B, K], rows of the group, -1 for padding. Bags that are found

@@ -63,8 +63,8 @@ class Feature(NamedTuple):
   length: int
   """L, the number of columns. Shorter lists are filled up with -1."""
   combiner: str = ''
-  """How the rows of a list become one, as `slip.Feature` has it. Empty if it is
-  not known: in exports of older versions."""
+  """Combiner of the rows of a list, as in `slip.Feature`. Empty in exports of
+  older versions, where it is not known."""
 
 
 class Table(NamedTuple):

@@ -3,7 +3,7 @@
 `full` is what was published: all rows, an epoch, batches of 1024 (256 of
 Taobao). `laptop` is a part of it for two cores: tables a tenth as long or less,
 about a hundred batches, phases that are the same shares of a run. `medium`
-trains ten times as many batches, enough to tell speeds and AUC apart with five
+trains ten times as many batches, enough to tell most speeds apart with five
 seeds. Hot rows take the published share of the tables' bytes at all scales.
 
 Real data are read from folders of one directory, named by their formats:

@@ -86,7 +86,7 @@ class WriteBackQueue:
   moves rows may need them earlier, and takes them from that block (forwarding).
 
   Attributes:
-    changes: how often rows of the host may have changed otherwise.
+    changes: how often rows of the host may have changed.
   """
 
   def __init__(self, store: RowStore) -> None:
@@ -110,6 +110,7 @@ class WriteBackQueue:
     self._under_way = block is not None
     if plan.moves:  # else no row of the block has changed
       self._last = None
+      self.changes += 1
     if block is not None:
       self._last = plan, block
       lanes = plan.lanes
@@ -168,11 +169,11 @@ class _Early(NamedTuple):
   """Rows that are gathered before their step, while others run."""
 
   plan: Plan
-  """Of the step."""
+  """Plan of the step."""
   since: tuple[WriteBackQueue, int]
   """The queue then, and its `changes`. They tell if the rows may be old."""
   block: futures.Future[RowBlock]
-  """On the device."""
+  """Rows on the device, padded."""
 
 
 class GroupRows:

@@ -202,6 +202,27 @@ def test_rows_gathered_early_are_not_believed_after_a_change(
   assert_same_bits(one, other)
 
 
+def after_two_iterators(name):
+  """Of two in turn, all planned before: the other's step comes in between."""
+  trainer, items = start(name), []
+  for popular in ([False, True, False] * 3, [False] * 9):
+    batches = popular_batches(popular)
+    given = NumberedBatches(batches.__getitem__, 9, 'these', reads='')
+    with planned(trainer, given, 9) as stream:
+      items.append([*stream])
+  for number, pair in enumerate(zip(*items, strict=True)):
+    take_step(trainer, pair[number % 2])
+  return everything(trainer)
+
+
+def test_rows_gathered_early_are_not_believed_after_the_step_of_another(
+  monkeypatch,
+):
+  monkeypatch.setattr(group_rows, 'EARLY_BYTES', 1)
+  one, other = map(after_two_iterators, ('pinned', 'resident'))
+  assert_same_bits(one, other)
+
+
 def test_copies_of_rows_that_stand_still_are_of_the_last_step():
   """Made when the host table has older ones."""
   trainer = start('streamed')

@@ -168,7 +168,7 @@ def batches_of(rows, num_rows):
 
 
 def lru_reads(picked, sample, num_rows, kept=()):
-  """What an LRU cache loads, beside rows that it has: kept by brute force."""
+  """Counts what an LRU cache reads again, beside rows that are kept."""
   used, reads = [], []
   for batch in sample.batches:
     rows = [row for row in batch.rows.tolist() if row not in kept]
