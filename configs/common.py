@@ -244,6 +244,9 @@ def hot_rows(config: ConfigDict, bytes: int, profile_examples: int) -> None:
   # the largest 'share' of their table's lookups.
   hot.cut = 'lookups'
   hot.profile_examples = profile_examples  # read first, to find those rows
+  # First training batches that are counted instead, as Hotline learns accesses.
+  # 0: none.
+  hot.learn_batches = 0
 
 
 def skipping(

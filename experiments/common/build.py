@@ -168,9 +168,13 @@ def row_counts(
   config: ml_collections.ConfigDict, data: Dataset, num_rows: int
 ) -> np.ndarray:
   """Returns the uses of each row, integer[N], in the data or in a sample."""
+  size, learn = config.data.batch_size, config.hot.learn_batches
+  if learn:
+    with contextlib.closing(data.train(size)) as source:
+      first = (batch.lookups for batch in itertools.islice(source, learn))
+      return row_uses(first, num_rows)
   if data.counts is not None:
     return data.counts()
-  size = config.data.batch_size
   source = (data.profile or data.train)(size)
   wanted = min(config.hot.profile_examples, data.train_examples or 1 << 62)
   whole = max(1, wanted // size) * size
@@ -346,6 +350,8 @@ def order_of(
   make = SCHEDULES[name]
   if name == 'plain':
     return make()
+  if name == 'hotline':
+    return make(batches=steps, learn=config.hot.learn_batches)
   if name != 'fae':
     return make(batches=steps)
   held_out = data.test(config.eval.batch_size)

@@ -132,6 +132,7 @@ _AT_LEAST = {
   'hang_seconds': 0,
   'prefetch_batches': 0,
   'hot.profile_examples': 1,
+  'hot.learn_batches': 0,
   'skip.min_touches': 0,
   'skip.refit_batches': 0,
 }

@@ -97,7 +97,7 @@ def _profile(
       predictions.append(prediction)
       bar.show(len(predictions), f'{prediction.placement} {prediction.policy}')
   picked = recommend(predictions, device_bytes)
-  tiers = tiers_of(picked, need, lru, host_bytes, sample, data.sizes)
+  tiers = tiers_of(picked, need, lru, host_bytes, sample, data.sizes, pinned)
   screen.print(table(predictions, picked, device_bytes))
   screen.print(
     f'for {report.size(device_bytes)} of device memory: '
@@ -107,12 +107,9 @@ def _profile(
     highlight=False,
   )
   if tiers.disk_bytes:
-    title = (
-      f'on a disk: {tiers.rows_read:,.0f} rows read per step, and'
-      f' {tiers.read_by_lru:,.0f} with one LRU cache for all tables'
-    )
+    screen.print(_tiers_in_words(tiers, picked), highlight=False)
     rows = _tier_rows(tiers, data.sizes, lru.lookups)
-    screen.print(report.table(title, rows))
+    screen.print(report.table('where lookups of the busiest tables end', rows))
   drawn = _drawn(lru, pinned, predictions, [*data.sizes], sample.largest)
   drawn.savefig(workdir / 'hit_rate.png', dpi=130)
   figures: dict[str, Any] = {
@@ -365,13 +362,31 @@ def _keys(
   return ' '.join(f'--config.{key}={value}' for key, value in keys.items())
 
 
+def _tiers_in_words(tiers: Tiers, picked: Prediction) -> str:
+  """Returns why rows are on the device, in memory and on the disk."""
+  others = len(tiers.uses) - len(tiers.by_table)
+  kept = f'{len(tiers.whole)} tables are' if tiers.whole else 'no table is'
+  return (
+    f'device: rows by popularity, of which a step loads '
+    f'{picked.rows_loaded:,.0f}; with whole tables instead it would load '
+    f'{tiers.loads_by_table:,.0f}, of the {others} that do not fit\n'
+    f'memory: {kept} kept whole, by rows used per row of the table; '
+    f'{tiers.rows_read:,.0f} rows are read from the disk per step, and '
+    f'{tiers.read_by_lru:,.0f} with one LRU cache for all tables'
+  )
+
+
 def _tier_rows(
   tiers: Tiers, sizes: Mapping[str, int], lookups: np.ndarray
 ) -> list[dict[str, Any]]:
   """Returns a row for each of the tables that ask the lower tiers most."""
   missed = lookups * (1 - np.array(tiers.shares['device']))
   return [
-    {'table': [*sizes][t], 'rows': [*sizes.values()][t]}
+    {
+      'table': [*sizes][t],
+      'rows': [*sizes.values()][t],
+      'used per step': tiers.uses[t],
+    }
     | {f'share of {tier}': parts[t] for tier, parts in tiers.shares.items()}
     | {'whole in memory': 'yes' if [*sizes][t] in tiers.whole else 'no'}
     for t in np.argsort(-missed, kind='stable')[:8]

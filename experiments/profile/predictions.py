@@ -163,6 +163,12 @@ class Tiers(NamedTuple):
   sooner than what it takes the place of."""
   shares: dict[str, list[float]]
   """By tier, the share of each table's lookups that it answers."""
+  uses: list[float]
+  """Rows of each table that a step uses, a mean."""
+  by_table: tuple[str, ...]
+  """Tables that the device would hold if it held whole ones."""
+  loads_by_table: float
+  """Rows of the others that a step would use."""
 
 
 def tiers_of(
@@ -172,6 +178,7 @@ def tiers_of(
   host_bytes: int,
   sample: Sample,
   sizes: Mapping[str, int],
+  pinned: Curve,
 ) -> Tiers:
   """Returns the tiers that fit in `host_bytes` below a placement.
 
@@ -183,8 +190,11 @@ def tiers_of(
     host_bytes: memory of the host.
     sample: batches, of which the store gets what the device misses.
     sizes: rows of each table by name.
+    pinned: the curve of the most popular rows, for what the device finds if the
+      placement pins rows.
   """
-  on_device, _ = _hits(curve, picked.rows)
+  of_device = pinned if picked.placement == 'pinned' else curve
+  on_device, _ = _hits(of_device, picked.rows)
   in_memory, whole = np.ones_like(on_device), tuple[str, ...]()
   if picked.host_bytes <= host_bytes:
     rows = 0 if picked.placement == 'resident' else need.num_rows
@@ -206,7 +216,33 @@ def tiers_of(
     'disk': (1 - in_memory).tolist(),
   }
   dram = rows * slot
-  return Tiers(kind, dram, rows, on_disk, read, by_lru, whole, shares)
+  return Tiers(
+    *(kind, dram, rows, on_disk, read, by_lru, whole, shares),
+    *_whole_on_device(picked.rows, sample, sizes),
+  )
+
+
+def _whole_on_device(
+  rows: int, sample: Sample, sizes: Mapping[str, int]
+) -> tuple[list[float], tuple[str, ...], float]:
+  """Fills that many rows with whole tables, by their uses per row.
+
+  Returns:
+    The rows of each table that a step uses, the tables, and the rows of the
+    others that a step uses.
+  """
+  names, size = [*sizes], np.array([*sizes.values()])
+  ends = np.cumsum(size)
+  uses = np.zeros(len(size))
+  for batch in sample.batches:
+    of = np.searchsorted(ends, batch.rows, side='right')
+    uses += np.bincount(of, minlength=len(size)) / len(sample.batches)
+  kept = np.zeros(len(size), bool)
+  for t in np.argsort(-uses / size, kind='stable'):
+    if size[t] <= rows and uses[t]:
+      kept[t], rows = True, rows - int(size[t])
+  tables = tuple(names[t] for t in np.flatnonzero(kept))
+  return uses.tolist(), tables, float(uses[~kept].sum())
 
 
 def whole_tables(

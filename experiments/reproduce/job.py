@@ -92,8 +92,8 @@ def jobs_of(models: Sequence[str], seeds: Sequence[int]) -> list[Job]:
   """Returns all jobs, each once, in the order in which they are run.
 
   All systems of a seed take turns before the next seed begins, so that other
-  load on the machine affects all of them alike. The phases of every system come
-  first, which also compiles the programs of the runs.
+  load on the machine affects all of them alike. The phases of all systems come
+  first, in one job, which also compiles the programs of the runs.
 
   Args:
     models: names of models. Those that come with them are added.
@@ -105,7 +105,7 @@ def jobs_of(models: Sequence[str], seeds: Sequence[int]) -> list[Job]:
   first, jobs = seeds[0], []
   for model in names:
     jobs += [Job('skew', model, first)]
-    jobs += [Job('phase', model, first, system) for system in ALONE]
+    jobs += [Job('phase', model, first)]
     jobs += [Job('run', model, x, *pair) for x in seeds for pair in pairs]
     jobs += [Job('row', model, first)]
     jobs += [Job('naive', model, first, variant=rows) for rows in VARIANTS]
@@ -173,7 +173,7 @@ def _run_all(
 def _batches(job: Job, scale: str) -> int:
   """Returns about as many batches as a job trains."""
   steps = steps_of(job.model, scale)
-  few = {'phase': min(steps, BATCHES), 'skew': 1}
+  few = {'phase': min(steps, BATCHES) * len(ALONE), 'skew': 1}
   return few.get(job.kind, 1 if job.variant == 'none' else steps)
 
 
@@ -187,7 +187,7 @@ def _rows(
 ) -> list[Row]:
   """Runs a job. One that fails says so, and the others continue."""
   words = [job.model, job.kind, f'seed {job.seed}']
-  if job.kind in ('run', 'phase'):
+  if job.kind == 'run':
     words[1] = job.system + ('' if job.skip == 'off' else f' {job.skip}')
   bar.show(before, phase=' '.join(words))
 
@@ -199,7 +199,7 @@ def _rows(
     interrupts.check()
     case = cases.of(job.model, job.seed)
     results.setting['models'].setdefault(job.model, facts_of(case))
-    rows = rows_of(job, case, results.rows, tell)
+    rows = rows_of(job, case, results.rows, ALONE, tell)
   except Exception as error:
     status = _sentence(error)
     screen.print(f'{" ".join(words)} failed: {status}')

@@ -1,11 +1,12 @@
-"""Measures the phases of a batch under a system, one after the other.
+"""Measures the phases of a batch under each system, one after the other.
 
-Nothing overlaps here, so the phases of a batch take longer in all than a batch
-in training. Times are medians. A system with two kinds of steps has a median
-for each, weighted by how often it comes.
+Systems take turns, a batch each, so that what else the machine does disturbs
+all of them alike. Nothing overlaps here, so the phases of a batch take longer
+in all than a batch in training. Times are medians. A system with two kinds of
+steps has a median for each, weighted by how often it comes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -24,7 +25,7 @@ from slipstream_jax.training.loop import on_device, score_held_out
 from slipstream_jax.training.trainer_parts import TrainerParts
 
 BATCHES = 32
-"""Number of batches on which the phases of a system are measured."""
+"""Number of batches on which the phases of each system are measured."""
 T = TypeVar('T')
 
 
@@ -52,32 +53,55 @@ class Stopwatch:
     return totals
 
 
-def phases_of(case: Case, system: str) -> dict[str, float]:
-  """Returns the ms per batch of each phase, under a system without skipping.
+def phases_of(
+  case: Case, systems: Sequence[str]
+) -> dict[str, dict[str, float]]:
+  """Returns the ms per batch of each phase, by system, without skipping.
 
   Raises:
     UserError: invalid settings.
   """
-  config = configured(case.config, system, 'off')
-  config.prefetch_batches = 0  # one thread does everything
-  _timed_steps(case, config)  # compiles
-  watch, swaps, steps = _timed_steps(case, config)
-  ms = watch.per_batch(steps)
+  configs = {name: configured(case.config, name, 'off') for name in systems}
+  for config in configs.values():
+    config.prefetch_batches = 0  # one thread does everything
+    for _ in _steps(case, config, Stopwatch()):  # compiles
+      pass
+  watches = {name: Stopwatch() for name in systems}
+  swaps: dict[str, list[bool]] = {name: [] for name in systems}
+  turns = {
+    name: _steps(case, configs[name], watch) for name, watch in watches.items()
+  }
+  while turns:
+    for name, steps in [*turns.items()]:
+      swapped = next(steps, None)
+      if swapped is None:
+        del turns[name]
+      else:
+        swaps[name].append(swapped)
+  return {
+    name: _per_batch(watch, swaps[name], case)
+    for name, watch in watches.items()
+  }
+
+
+def _per_batch(
+  watch: Stopwatch, swaps: Sequence[bool], case: Case
+) -> dict[str, float]:
+  ms = watch.per_batch(len(swaps))
   ms['plan'] = max(0.0, ms.pop('next') - ms['unique'])
-  if swaps:  # a run has as many, as they are shares of its batches
-    ms['sync'] *= steps / case.steps
+  if any(swaps):  # a run has as many, as they are shares of its batches
+    ms['sync'] *= len(swaps) / case.steps
   if 'update' in ms:  # pooling and updating belong to one phase
     ms['host_update'] = ms.get('host_update', 0.0) + ms.pop('update')
   return ms
 
 
-def _timed_steps(
-  case: Case, config: ml_collections.ConfigDict
-) -> tuple[Stopwatch, int, int]:
-  """Times some steps. Returns the watch, the number of swaps and of steps."""
+def _steps(
+  case: Case, config: ml_collections.ConfigDict, watch: Stopwatch
+) -> Iterator[bool]:
+  """Times some steps. Yields whether hot rows were swapped for each."""
   count = min(BATCHES, case.steps)
   trainer = trainer_of(case, config)
-  watch, swaps, steps = Stopwatch(), 0, 0
   source = case.data.train(config.data.batch_size)
   most = min(build.most_steps(config, case.data, count), count + 2)
   with build.batches(config, trainer, case.data, count) as stream:
@@ -88,10 +112,8 @@ def _timed_steps(
       item = watch('next', next, stream, None)
       if item is None:
         break
-      steps += 1
-      swaps += _step(trainer, item, watch)
+      yield _step(trainer, item, watch)
   source.close()
-  return watch, swaps, steps
 
 
 def _unique(trainer: TrainerParts, batch: Any) -> None:

@@ -571,9 +571,9 @@ def _phases(model: Model) -> Table:
   same = [ms['step'] for ms in alike if 'step' in ms]
   if len(same) > 1:
     about += (
-      ' Systems are timed one after another, so phases also differ by what '
-      'else the machine did. For example, `step` is the same program for '
-      f'{len(same)} of them, which took {min(same):.1f} to {max(same):.1f} ms.'
+      ' Systems take turns, a batch each. `step` is the same program for '
+      f'{len(same)} of them, on blocks of their own rows, and took '
+      f'{min(same):.2f} to {max(same):.2f} ms.'
     )
   known = [x for x in PHASES if any(x in ms for ms in spent.values())]
   return Table(

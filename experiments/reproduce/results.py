@@ -32,7 +32,10 @@ PHASES = (
 
 
 class Job(NamedTuple):
-  """The first columns of a row: all rows with these values are of one job."""
+  """The first columns of a row: all rows with these values are of one job.
+
+  The phases of all systems are of the job of the pinned one.
+  """
 
   kind: str
   model: str

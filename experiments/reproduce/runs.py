@@ -62,7 +62,11 @@ class Outcome(NamedTuple):
 
 
 def rows_of(
-  job: Job, case: Case, before: Sequence[Row], tell: Tell = bool
+  job: Job,
+  case: Case,
+  before: Sequence[Row],
+  systems: Sequence[str],
+  tell: Tell = bool,
 ) -> list[Row]:
   """Runs a job and returns its rows.
 
@@ -70,6 +74,7 @@ def rows_of(
     job: what to run.
     case: of its model and seed.
     before: the rows of jobs before it.
+    systems: those that skip nothing, whose phases are measured in one job.
     tell: called with the number of batches read.
 
   Raises:
@@ -78,7 +83,7 @@ def rows_of(
   """
   run: dict[str, Callable[[], list[Row]]] = {
     'run': lambda: _run(job, case, before, tell),
-    'phase': lambda: _phase_rows(phases_of(case, job.system)),
+    'phase': lambda: _phases(case, systems),
     'skew': lambda: _skew(case),
     'row': lambda: _row_changes(case, tell),
     'naive': lambda: [_naive(job, case, before, tell)],
@@ -209,6 +214,14 @@ def _run(job: Job, case: Case, before: Sequence[Row], tell: Tell) -> list[Row]:
     alone['snapshot'] = done.trainer.seconds_watching * per_step
     rows += [{'kind': 'phase', **row} for row in _phase_rows(alone)]
   return [*rows, run]
+
+
+def _phases(case: Case, systems: Sequence[str]) -> list[Row]:
+  return [
+    {'system': system, **row}
+    for system, ms in phases_of(case, systems).items()
+    for row in _phase_rows(ms)
+  ]
 
 
 def _phase_rows(ms: dict[str, float]) -> list[Row]:

@@ -224,6 +224,8 @@ class PopularFirstQueue(Rebatcher):
 class WorkingSetQueue:
   """A queue that regroups W batches' worth of examples at a time.
 
+  The examples of the first `learn` batches keep their order.
+
   Attributes:
     longest: most examples that one of its two queues has held.
   """
@@ -231,6 +233,7 @@ class WorkingSetQueue:
   def __init__(
     self,
     working_set: int,
+    learn: int,
     hot: HotRows,
     batch_size: int,
     state: dict[str, Any] | None = None,
@@ -242,6 +245,7 @@ class WorkingSetQueue:
     # Examples put since the last set, and the full batches of that set that
     # are due: popular ones, then others.
     self._gathered: int = 0 if state is None else state['gathered']
+    self._learning = learn if state is None else state.get('learning', 0)
     self._due: list[int] = [0, 0] if state is None else list(state['due'])
     self.longest = 0
 
@@ -256,7 +260,10 @@ class WorkingSetQueue:
     Raises:
       UserError: rows were reassigned to other ids.
     """
-    popular = is_popular(examples, self._hot)
+    popular, most = is_popular(examples, self._hot), self._set - 1
+    if self._learning:  # all as if they were not popular, each batch at once
+      popular, most = np.zeros_like(popular), 0
+      self._learning -= 1
     kept = np.zeros(len(popular), bool)
     kept[slice(None) if index is None else index] = True
     kinds = kept & popular, kept & ~popular
@@ -265,7 +272,7 @@ class WorkingSetQueue:
       self.longest = max(self.longest, queue.waiting)
     self._gathered += int(np.count_nonzero(kept))
     # The next B examples might be more than W batches' worth.
-    if self._gathered > (self._set - 1) * self.batch_size:
+    if self._gathered > most * self.batch_size:
       self._gathered = 0
       self._due = [q.waiting // self.batch_size for q in self._queues]
 
@@ -290,6 +297,7 @@ class WorkingSetQueue:
     return {
       'queued': [queue.get_state() for queue in self._queues],
       'gathered': self._gathered,
+      'learning': self._learning,
       'due': list(self._due),
     }
 

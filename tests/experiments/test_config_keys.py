@@ -46,6 +46,7 @@ BAD = {
   'hot.bytes': 0,
   'hot.cut': 'size',
   'hot.profile_examples': 0,
+  'hot.learn_batches': -1,
   'skip.mode': 'example',
   'skip.policy': 'surprising',
   'skip.drop': 1.5,

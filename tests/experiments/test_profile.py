@@ -133,11 +133,25 @@ def test_tiers_are_what_fits():
   all_bytes = 68 * need.num_rows
   picked = Prediction('cached', 'lru', 256, 0.3, 30, 30, 0, 0, all_bytes)
   sample = batches_of([np.arange(50), np.arange(400)] * 10, need.num_rows)
-  more = sample, {'a': 99_000, 'b': 1000}
+  more = sample, {'a': 99_000, 'b': 1000}, curve
   fits = tiers_of(picked, need, curve, all_bytes, *more)
   assert (fits.store, fits.dram_rows) == ('memory', need.num_rows)
   assert fits.shares['device'] == [0.5, 0]
   assert fits.shares['disk'] == [0, 0]
+  assert fits.uses == [225, 0]
+  assert (fits.by_table, fits.loads_by_table) == ((), 225)
+  half = tiers_of(
+    *(picked, need, curve, all_bytes, sample),
+    *({'a': 50, 'b': 200, 'c': 99_750}, curve),
+  )
+  assert half.uses == [50, 100, 75]
+  better = curve._replace(hits=np.full((2, 3), 45.0))
+  more_pinned = *more[:2], better
+  pins = tiers_of(
+    picked._replace(placement='pinned'), need, curve, all_bytes, *more_pinned
+  )
+  assert pins.shares['device'] == pytest.approx([0.45, 0.9])
+  assert (half.by_table, half.loads_by_table) == (('a', 'b'), 75)
   maps = MAP_BYTES * need.num_rows
   room = 1024 * (68 + SLOT_BYTES)
   some = tiers_of(picked, need, curve, maps + room, *more)

@@ -220,11 +220,26 @@ def test_a_working_set_gives_full_popular_batches_and_then_others():
     assert one == sorted(one, reverse=True)
 
 
+@given(sizes, seeds, st.integers(1, 6), st.integers(0, 9))
+def test_hotline_keeps_the_order_while_it_learns(n, seed, count, learn):
+  batches = stream(n, seed)
+  made = hotline(count, learn=learn)
+  found = [
+    item.batch for item in made.make(Stream(batches, 1), HOT_ROWS, Losses([]))
+  ]
+  whole = min(learn, n // SIZE)  # full batches
+  assert keys(found[:whole]) == keys(batches[:whole])
+  assert sorted(keys(found)) == sorted(keys(batches))
+  rest = hotline(count).make(Stream(batches[learn:], 1), HOT_ROWS, Losses([]))
+  if n > learn * SIZE:  # then as if the others were the whole source
+    assert keys(found[whole:]) == keys([item.batch for item in rest])
+
+
 @given(sizes, seeds, st.integers(1, 6))
 def test_thinned_batches_fill_no_more_than_a_working_set(n, seed, count):
   """As skipping gives them."""
   rng, hot = np.random.default_rng(seed), HOT_ROWS
-  queue = WorkingSetQueue(count, hot, SIZE)
+  queue = WorkingSetQueue(count, 0, hot, SIZE)
   for batch in stream(n, seed):
     kept = (rng.random(SIZE) < rng.random()) & (batch.weights > 0)
     queue.put(batch.map(lambda x, kept=kept: x[kept]))

@@ -71,7 +71,9 @@ ARGUMENTS = {
     all_rates(),
     st.integers(settle, settle + 4),
   ),
-  'hotline': lambda settle: st.tuples(st.integers(1, 5), most),
+  'hotline': lambda settle: st.tuples(
+    st.integers(1, 5), most, st.sampled_from([0, 0, 1, 6])
+  ),
   'hotline_micro': lambda settle: st.tuples(most),
 }
 SOME = {
