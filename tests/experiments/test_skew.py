@@ -1,8 +1,12 @@
 """The skew of proxies is the published one, measured as training does."""
 
+import itertools
+
 import numpy as np
 import pytest
 
+from configs import avazu
+from experiments.common import build, datasets
 from experiments.skew import job as skew
 from slipstream_jax.selection.hot import access_counts, hot_rows
 from slipstream_jax.synthetic.proxies import PROXIES
@@ -61,3 +65,16 @@ def test_a_tight_budget_is_spent_on_the_most_popular():
   assert tight.hot_bytes == pytest.approx(0.001, rel=1e-3)
   assert wide.hot_bytes > 0.005
   assert 0.1 < tight.hot_examples < wide.hot_examples
+
+
+@pytest.mark.parametrize('count', [1, 7])
+def test_accesses_are_learned_from_the_first_batches(count):
+  config = avazu.get_config()
+  config.data.batch_size, config.hot.learn_batches = 64, count
+  data = datasets.dataset(config)
+  rows = build.recipe(config, data, 9).tables.num_rows
+  first = itertools.islice(data.train(64), count)
+  wanted = access_counts((batch.lookups for batch in first), rows)
+  found = build.row_counts(config, data, rows)
+  assert np.array_equal(found, wanted)
+  assert wanted.sum() > 0

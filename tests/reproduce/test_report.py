@@ -304,7 +304,9 @@ def test_steps_of_one_program_say_how_noisy_the_machine_was(tmp_path):
     results.rows.append(drawn.key_of('phase', 'rm2', 0, system) | row)
   report.write(results)
   text = (tmp_path / report.HTML).read_text()
-  assert '2 of them, which took 16.4 to 30.5 ms' in text
+  assert (
+    '2 of them, on blocks of their own rows, and took 16.37 to 30.48 ms' in text
+  )
 
 
 def odd(seed, share):

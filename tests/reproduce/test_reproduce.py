@@ -223,7 +223,7 @@ def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
 
   def stopping(todo, *rest):
     started.append(todo)
-    if len(started) == 6:
+    if len(started) == 5:
       minutes.append(Results(tmp_path).setting['minutes'])
       signal.raise_signal(signal.SIGINT)  # it ends between two steps
     return failing(todo, *rest)
@@ -232,7 +232,7 @@ def test_a_stopped_one_continues(whole, tmp_path, monkeypatch, capsys):
     patched.setattr(job, 'rows_of', stopping)
     assert reproduce(tmp_path) == 130
   words = capsys.readouterr().err
-  assert '5 of 13 runs are finished' in words
+  assert '4 of 12 runs are finished' in words
   assert Results(tmp_path).setting['minutes'] > minutes[0]
   assert f'this continues: {cli.again()}' in words
   assert 'report.html' in {path.name for path in tmp_path.iterdir()}
@@ -255,7 +255,7 @@ def test_a_finished_one_does_nothing(whole, monkeypatch, capsys):
   before = (whole / RESULTS).read_bytes()
   assert reproduce(whole) == 0
   words = capsys.readouterr().out
-  assert '0 of 13 runs to do' in words
+  assert '0 of 12 runs to do' in words
   assert max(map(len, words.splitlines())) <= 120
   assert (whole / RESULTS).read_bytes() == before
 
