@@ -264,7 +264,7 @@ def skipping(
   skip = config.skip = ConfigDict()
   # 'examples' leaves examples out, 'rows' freezes stale rows, 'off'.
   skip.mode = 'examples'
-  # Which examples are kept: 'surprise', 'surprise_offset',
+  # Which examples are kept: 'surprise', 'surprise_offset', 'surprise_root',
   # 'local_case_control', 'infobatch_once', 'negatives', 'importance', 'stale',
   # 'stale_revisit', 'stale_negatives', 'stale_importance', 'random' or
   # 'random_weighted'. None: 'surprise_offset' for a model of one logit with the
@@ -275,7 +275,8 @@ def skipping(
   # that learns again after a plateau loses more.
   skip.drop = FieldReference(0.3, field_type=object)
   skip.auto_cost = 0.001  # share of the log loss that auto may lose
-  # Model that predicts clicks for policies that need it: 'pairs', 'linear'.
+  # Model that predicts clicks for policies that need it: 'pairs', 'linear', or
+  # 'best', the one of them with the smaller loss on the first 65,536 examples.
   skip.scorer = 'linear'
   skip.drop_of = 'all'  # skip.drop is a share of 'all' or 'hot' examples
   # Batches between two fits of the policy. 0: one fit in each period.

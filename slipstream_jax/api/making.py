@@ -39,6 +39,7 @@ from slipstream_jax.training.trainer_parts import (
   start_watch,
   TrainerParts,
 )
+from slipstream_jax.transforms.weights import weight_aware
 from slipstream_jax.types import HotRows
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from slipstream_jax.vocabulary.growing import Position as VocabularyState
@@ -89,7 +90,11 @@ class Maker:
     check_losses(recipe.loss, 'Trainer, loss')
     draws_of(recipe.tables)  # checks the functions
     self.parts: TrainerParts | None = None
-    self._recipe, self._placements = recipe, placements
+    self._recipe = recipe._replace(
+      row_optimizer=weight_aware(recipe.row_optimizer),
+      dense_optimizer=weight_aware(recipe.dense_optimizer),
+    )
+    self._placements = placements
     self._hot_bytes, self._seed, self._storage = hot_bytes, seed, storage
     self._over = over
     self.turns, self._look = TurnLock(), Preview()

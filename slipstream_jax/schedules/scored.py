@@ -15,6 +15,7 @@ from slipstream_jax.scoring.base import (
   Scorer,
   ScorerFn,
 )
+from slipstream_jax.scoring.best import BestScorer
 from slipstream_jax.scoring.linear import LinearScorer
 from slipstream_jax.selection import gain
 from slipstream_jax.selection.base import ExampleFacts, fit, Policy, select
@@ -185,9 +186,9 @@ class BatchScorer:
     self._shape, self._scorers = shape, (of_all,)
     if self._auto_cost is not None:
       fewer = _complete(self._make(self._hot, *shape))
-      if isinstance(fewer, LinearScorer):
+      if isinstance(fewer, LinearScorer | BestScorer):
         # So that it learns from a quarter of what the other one does.
-        fewer = fewer._replace(full=fewer.full // gain.FEWER)
+        fewer = fewer.of_fewer(gain.FEWER)
       self._scorers = of_all, fewer
     self._freezable = tuple(
       scorer for scorer in self._scorers if isinstance(scorer, FreezableScorer)
@@ -195,7 +196,9 @@ class BatchScorer:
     self._freeze()
 
   def _freeze(self) -> None:
-    self._frozen = tuple(scorer.frozen() for scorer in self._freezable)
+    frozen = [scorer.frozen() for scorer in self._freezable]
+    known = tuple(one for one in frozen if one is not None)
+    self._frozen = known if len(known) == len(frozen) else ()
 
   def due(self) -> bool:
     """Whether there are enough new examples for another report."""
@@ -284,6 +287,8 @@ class BatchScorer:
     for i, learned in enumerate(state['scorers']):
       self._scorers[i].set_state(learned)
     self._freeze()
+    if not state['frozen']:
+      self._frozen = ()
     for own, saved in zip(self._frozen, state['frozen'], strict=True):
       own.set_state(saved)
     self._seen, self._reported = state['seen'], state['told']

@@ -14,6 +14,7 @@ from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import choose
+from slipstream_jax.scoring.best import BestScorer
 from slipstream_jax.scoring.linear import LinearScorer
 from slipstream_jax.scoring.pairs import PairScorer
 from slipstream_jax.types import HotRows, Lookups
@@ -91,8 +92,11 @@ class FreezableScorer(Scorer, Protocol):
     """Learns as `learn` does, and does not score what it leaves out."""
     ...
 
-  def frozen(self) -> FrozenScorer:
-    """Returns what it knows now, which scores as `learn` would."""
+  def frozen(self) -> FrozenScorer | None:
+    """Returns what it knows now, which scores as `learn` would.
+
+    None: it scores only as it learns, until the next call.
+    """
     ...
 
 
@@ -108,9 +112,14 @@ def _linear(hot: HotRows, features: int, dense: int) -> Scorer:
   return LinearScorer.create(features, dense)
 
 
+def _best(hot: HotRows, features: int, dense: int) -> Scorer:
+  return BestScorer(features, dense)
+
+
 SCORERS: dict[str, ScorerFn] = {
   'pairs': _pairs,
   'linear': _linear,
+  'best': _best,
 }
 """The scorers by name."""
 

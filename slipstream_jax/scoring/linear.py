@@ -89,6 +89,13 @@ class LinearScorer(NamedTuple):
     dense = np.full((dense_features + 1, 2), [0, START], np.float32)
     return cls(rows, squares, dense, np.array(0), features, full)
 
+  def of_fewer(self, factor: int) -> 'LinearScorer':
+    """Returns the same weights, to learn from one example in that many.
+
+    It learns from as large a part of these as this one does of all.
+    """
+    return self._replace(full=self.full // factor)
+
   def learn(
     self,
     lookups: Lookups,

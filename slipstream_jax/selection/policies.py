@@ -44,6 +44,10 @@ def _error(facts: ExampleFacts) -> np.ndarray:
   return error
 
 
+def _root_of_error(facts: ExampleFacts) -> np.ndarray:
+  return np.sqrt(_error(facts))
+
+
 def _log_loss(facts: ExampleFacts) -> np.ndarray:
   """Returns the log loss of each score, NaN for unknown scores."""
   scores = np.asarray(facts.scores, np.float64)
@@ -145,6 +149,12 @@ It is local case-control sampling with a floor, which bounds the cost of wrong
 scores. Without weights, an easy example that is kept counts no more than any
 other."""
 
+SURPRISE_ROOT = SURPRISE_OFFSET._replace(
+  name='surprise_root', measure=_root_of_error
+)
+"""`surprise_offset` by the root of the error. Its chances differ less between
+examples, so that wrong scores cost less, and right ones gain less."""
+
 LOCAL_CASE_CONTROL = SURPRISE_OFFSET._replace(
   name='local_case_control', floor=_LEAST
 )
@@ -192,6 +202,7 @@ POLICIES: dict[str, Policy] = {
     STALE_IMPORTANCE,
     SURPRISE,
     SURPRISE_OFFSET,
+    SURPRISE_ROOT,
     LOCAL_CASE_CONTROL,
     NEGATIVES,
     INFOBATCH_ONCE,

@@ -6,6 +6,7 @@ member of an ensemble from one run (Loshchilov and Hutter, SGDR, arXiv
 2001.05209).
 """
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -15,6 +16,29 @@ import optax
 
 from slipstream_jax.errors import check_whole
 from slipstream_jax.transforms.arguments import check_learning_rate
+
+
+@dataclasses.dataclass(frozen=True)
+class _WeightAware:
+  """The `update` of `weight_aware`. Those of equal chains are equal."""
+
+  inner: optax.GradientTransformation
+
+  def __call__(
+    self,
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+    *,
+    example_weight: Any = 1.0,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, optax.OptState]:
+    weight = jnp.asarray(example_weight, jnp.float32)
+    root = jnp.sqrt(jnp.where(weight > 0, weight, 1))
+    shrunk = jax.tree.map(lambda g: g / _broadcast(root, g), updates)
+    inner = optax.with_extra_args_support(self.inner)
+    updates, state = inner.update(shrunk, state, params, **extra_args)
+    return jax.tree.map(lambda u: u * _broadcast(root, u), updates), state
 
 
 def weight_aware(
@@ -31,6 +55,9 @@ def weight_aware(
   does (for Adam: the square root scaling rule, Malladi et al., arXiv
   2205.10287). The factors cancel for SGD, and for weights of 1.
 
+  `Trainer` wraps its optimizers so. What is wrapped already is returned as it
+  is.
+
   Args:
     inner: any chain.
 
@@ -39,22 +66,9 @@ def weight_aware(
     mean weight of the examples behind the gradient, f32[], or f32[U] for leaves
     [U, ...]. A weight of 0, for rows without examples, is taken as 1.
   """
-  inner = optax.with_extra_args_support(inner)
-
-  def update(
-    updates: optax.Updates,
-    state: optax.OptState,
-    params: optax.Params | None = None,
-    *,
-    example_weight: Any = 1.0,
-    **extra_args: Any,
-  ) -> tuple[optax.Updates, optax.OptState]:
-    weight = jnp.asarray(example_weight, jnp.float32)
-    root = jnp.sqrt(jnp.where(weight > 0, weight, 1))
-    shrunk = jax.tree.map(lambda g: g / _broadcast(root, g), updates)
-    updates, state = inner.update(shrunk, state, params, **extra_args)
-    return jax.tree.map(lambda u: u * _broadcast(root, u), updates), state
-
+  update = inner.update
+  if not isinstance(update, _WeightAware):
+    update = _WeightAware(inner)
   return optax.GradientTransformationExtraArgs(inner.init, update)
 
 

@@ -1,17 +1,18 @@
-"""The scorer of pairs chooses among its pairs after few examples."""
+"""Scorers choose after few examples."""
 
 from unittest import mock
 
 import pytest
 
-from slipstream_jax.scoring import pairs
+from slipstream_jax.scoring import best, pairs
 
 TRIAL, KEPT, BAG = 25, 4, 2
 
 
 @pytest.fixture(autouse=True, scope='package')
 def _a_short_trial():
-  with mock.patch.multiple(pairs, TRIAL=TRIAL, KEPT=KEPT, BAG=BAG):
+  few = mock.patch.multiple(pairs, TRIAL=TRIAL, KEPT=KEPT, BAG=BAG)
+  with few, mock.patch.object(best, 'TRIAL', TRIAL):
     pairs._tried.cache_clear()
     yield
   pairs._tried.cache_clear()
