@@ -236,23 +236,24 @@ class BatchScorer:
     loss = gain.log_loss(self._recent)
     if facts.scores is None or loss is None or self._auto_cost is None:
       return 0.0, 0.0
-    half = gain.cost_of_half(self._lag) + gain.cost_to_model(segments, loss)
+    of_model = gain.cost_to_model(segments, loss)
+    half = gain.cost_of_half(self._lag) + of_model.half
     if not np.isfinite(half) or not policy.thinned(facts).any():
       return 0.0, 0.0
     scores = facts.scores
     error = gain.errors(self._recent, facts.labels, scores)
     never = np.zeros(len(error), np.float32)
 
-    def extra(drop: float) -> float:
+    def cost(drop: float) -> float:
       fitted = fit(policy, facts, drop, of_all=True)
       chances = select(policy, facts, fitted, never).probability
-      return gain.extra_variance(error, chances)
+      noise = half * gain.extra_variance(error, chances)
+      return noise + of_model.behind * drop / (1 - drop)
 
-    budget = self._auto_cost * loss / max(half, 1e-300)
-    drop = min(gain.affordable(extra, budget), most)
+    drop = min(gain.affordable(cost, self._auto_cost * loss), most)
     if gain.verdict(self._recent, 1 - drop):
       return 0.0, 0.0
-    return drop, half * extra(drop)
+    return drop, cost(drop)
 
   def get_state(self) -> State | None:
     """Returns what was learned and counted, or None before the first batch."""

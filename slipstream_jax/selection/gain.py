@@ -30,9 +30,10 @@ loss on them is compared with that of the first scorer: the scorer has this A. A
 model may learn for longer, or what no scorer can: its A was a hundred times as
 large where the scorer was done after a tenth of the data. So the losses of its
 steps are laid beside the scorer's on the same examples, and what the model
-gained on the scorer is added (`cost_to_model`). All this looks back: what a
-model gains after a plateau is not foreseen. As A falls as 1/n, an early
-measurement is too large.
+gained on the scorer is added (`cost_to_model`). A model that is still worse
+than the scorer lacks steps, whichever examples they have. So what it is behind
+counts as with random dropping. All this looks back: what a model gains after a
+plateau is not foreseen. As A falls as 1/n, an early measurement is too large.
 
 Counts are f64[bins, 2]: examples without a click and with one, by the logit of
 their score.
@@ -307,15 +308,25 @@ class Segment(NamedTuple):
     return mean, math.sqrt(variance / (self.batches - 1))
 
 
-def cost_to_model(segments: Sequence[Segment], loss: float) -> float:
-  """Returns how much more half of the examples cost the model than a scorer.
+class ModelCost(NamedTuple):
+  """What dropping costs the model more than a scorer, in log loss."""
+
+  half: float
+  """What half of the examples would cost by their noise."""
+  behind: float
+  """What the model has to gain before it is as good as the scorer. It needs
+  steps for that, whichever examples they have."""
+
+
+def cost_to_model(segments: Sequence[Segment], loss: float) -> ModelCost:
+  """Estimates what dropping costs the model more than a scorer.
 
   A model that gains more from examples than the scorer does comes closer to it,
   or leaves it behind: by as much over the last doubling of the examples as it
   loses with half of them. And a model that is still worse than the scorer has
-  that much to gain. The larger one of both is returned, two standard errors
-  above what was measured. It is inf while too little is known, and where the
-  model is better by more than `APART`: scores do not know what it knows.
+  that much to gain. Both are two standard errors above what was measured. They
+  are inf while too little is known, and where the model is better by more than
+  `APART`: scores do not know what it knows.
 
   Weights of an offset (`surprise_offset`) count kept examples, by logits that
   contain the offset. That makes differences larger by up to 1/4v.
@@ -325,14 +336,14 @@ def cost_to_model(segments: Sequence[Segment], loss: float) -> float:
     loss: mean log loss of the scorer.
   """
   if len(segments) <= _DOUBLING:
-    return math.inf
+    return ModelCost(math.inf, math.inf)
   (then, error), (now, error_now) = (
     segments[at].mean() for at in (-1 - _DOUBLING, -1)
   )
   if loss > APART * (loss + now):
-    return math.inf
+    return ModelCost(math.inf, math.inf)
   fell = then - now + SURE * math.hypot(error, error_now)
-  return max(fell, now + SURE * error_now, 0.0)
+  return ModelCost(max(fell, 0.0), max(now + SURE * error_now, 0.0))
 
 
 def verdict(counts: Counts, kept: float) -> int:
@@ -354,12 +365,12 @@ def next_drop(drop: float) -> float:
   return DROPS[min(bisect.bisect_right(DROPS, drop), len(DROPS) - 1)]
 
 
-def affordable(extra: Callable[[float], float], most: float) -> float:
-  """Returns the largest of `DROPS` whose extra variance is at most `most`.
+def affordable(cost: Callable[[float], float], most: float) -> float:
+  """Returns the largest of `DROPS` that costs at most `most`.
 
   Args:
-    extra: `extra_variance` by the share that is dropped. It never falls.
-    most: the largest extra variance to accept.
+    cost: by the share that is dropped. It never falls.
+    most: the largest cost to accept.
   """
   # The first one, 0, always is.
-  return DROPS[bisect.bisect_right(DROPS, most, lo=1, key=extra) - 1]
+  return DROPS[bisect.bisect_right(DROPS, most, lo=1, key=cost) - 1]

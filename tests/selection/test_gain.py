@@ -191,22 +191,26 @@ def test_what_half_costs_a_model_that_learns_as_one_over_n(amount, gap):
   ]
   known = segments(means, 1e-6)
   half = amount / (known[-1].before + known[-1].weight)
-  assert gain.cost_to_model(known, 0.4) >= max(half, gap)
-  assert gain.cost_to_model(known, 0.4) == pytest.approx(
-    max(means[-4] - means[-1], means[-1]), abs=1e-5
-  )
+  found = gain.cost_to_model(known, 0.4)
+  assert found.half >= half
+  assert found.behind >= gap
+  assert found.half == pytest.approx(means[-4] - means[-1], abs=1e-5)
+  assert found.behind == pytest.approx(max(means[-1], 0.0), abs=1e-5)
 
 
 def test_what_a_model_is_known_to_need():
   needs = functools.partial(gain.cost_to_model, loss=0.4)
-  assert needs(segments([0.3, 0.1, 0.01], 1e-4)) == math.inf  # no doubling yet
+  unknown = math.inf, math.inf
+  assert needs(segments([0.3, 0.1, 0.01], 1e-4)) == unknown  # no doubling yet
   level = [0.0, 0.0, 0.0, 0.0]
-  assert needs(segments(level, 1e-4)) == pytest.approx(2.83e-4, rel=0.01)
-  assert needs(segments(level, 1e-2)) == pytest.approx(2.83e-2, rel=0.01)
-  assert needs(segments([-0.03] * 4, 1e-4)) == pytest.approx(2.83e-4, rel=0.01)
+  few, many = needs(segments(level, 1e-4)), needs(segments(level, 1e-2))
+  assert few == pytest.approx((2.83e-4, 2e-4), rel=0.01)
+  assert many == pytest.approx((2.83e-2, 2e-2), rel=0.01)
+  better = needs(segments([-0.03] * 4, 1e-4))
+  assert better == pytest.approx((2.83e-4, 0.0), rel=0.01)
   # It knows what the scorer does not.
-  assert needs(segments([-0.04] * 4, 1e-4)) == math.inf
-  assert needs(segments([0.3, 0.3, 0.3, 0.3], 1e-4)) > 0.3
+  assert needs(segments([-0.04] * 4, 1e-4)) == unknown
+  assert needs(segments([0.3, 0.3, 0.3, 0.3], 1e-4)).behind > 0.3
 
 
 @given(st.floats(0, 3), st.floats(0.2, 3))
