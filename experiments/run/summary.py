@@ -318,7 +318,7 @@ def _worth(run: Run) -> dict[str, Any]:
   lines = [line for line in run.recorder.lines if 'verdict' in line]
   last = lines[-1] if lines else {}
   lost = [line['log_loss_lost'] for line in lines if 'log_loss_lost' in line]
-  names = 'scorer_auc', 'scorer_log_loss', 'variance_bound'
+  names = 'scorer_auc', 'scorer_log_loss', 'scorer_chosen', 'variance_bound'
   return {
     **{name: last.get(name) for name in names},
     'log_loss_lost': max(lost, default=None),

@@ -209,7 +209,10 @@ class BatchScorer:
     self._reported = self._seen
     noise = gain.noise_of(self._recent)
     kept = min(max(1 - drop, 0.01), 1.0)
+    best = self._scorers[0] if self._scorers else None
+    chosen = best.chosen if isinstance(best, BestScorer) else None
     return {
+      **({} if chosen is None else {'scorer_chosen': chosen}),
       'scorer_auc': gain.auc(self._whole),
       'scorer_log_loss': gain.log_loss(self._whole),
       'base_log_loss': gain.base_log_loss(self._whole),

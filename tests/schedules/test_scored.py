@@ -13,6 +13,7 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.rebatch import corrected
 from slipstream_jax.schedules.scored import BatchScorer
 from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.scoring import best
 from slipstream_jax.scoring.base import in_words, scorer_named, SCORERS
 from slipstream_jax.scoring.linear import EVERY, FULL, START
 from slipstream_jax.selection import gain
@@ -60,7 +61,8 @@ def test_resuming_after_every_batch(scorer, drop):
     'may_drop',
     lambda self, *_: (self._seen % 50 / 100, float(self._lag[1])),
   )
-  with patches, found, mock.patch.object(module, '_REPLAY', 3):
+  tried = mock.patch.object(best, 'TRIAL', 50)
+  with patches, found, tried, mock.patch.object(module, '_REPLAY', 3):
     whole = run(Stream(batches, 2), settings, keep=True)
     assert whole.error is None
     kinds = [item.event['kind'] for item in whole.emitted if item.event]
@@ -124,6 +126,16 @@ def test_events_tell_what_scores_are_worth():
       value is None or np.isfinite(value)
       for value in (event['scorer_log_loss'], event['base_log_loss'])
     )
+
+
+@pytest.mark.parametrize('trial', [30, 10**6])
+def test_events_tell_which_scorer_is_the_best(trial):
+  batches = cut(examples(np.ones(100)), 4)
+  with mock.patch.object(best, 'TRIAL', trial):
+    done = run(Stream(batches, 2), Skip(0.4, phases=PHASES, scorer='best'))
+  events = [item.event for item in done.emitted if item.event]
+  chosen = [event.get('scorer_chosen') for event in events]
+  assert (chosen[-1] in {'linear', 'pairs'}) == (trial == 30)
 
 
 def batch_of(labels, lookups):

@@ -1,5 +1,6 @@
 """Weights of examples in chains that forget a gradient's scale."""
 
+from flax import linen as nn
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+import slipstream_jax as slip
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import row_weights, unique_rows
@@ -122,6 +124,41 @@ def test_examples_of_weight_0_with_lookups_break_no_row(name):
   for leaf in jax.tree.leaves((table, jax.device_get(trainer.state))):
     assert np.isfinite(leaf).all()
   assert (table.rows != before).any()
+
+
+class Alone(nn.Module):
+  """A layer over one embedding."""
+
+  @nn.compact
+  def __call__(self, embeddings):
+    return nn.Dense(1)(embeddings['user'])
+
+
+def test_a_trainer_feels_the_weights_of_examples():
+  """Whether or not its optimizers are wrapped already."""
+  rng = np.random.default_rng(0)
+  users, weights = rng.integers(0, 20, 200), rng.choice([0.5, 1, 4], 200)
+  clicks = (rng.random(200) < 0.3).astype(np.float32)
+  source = slip.batches(
+    None, {'user': users}, clicks, batch_size=10, weights=weights
+  )
+  found = []
+  for wrap in (lambda tx: tx, weight_aware):
+    trainer = slip.Trainer(
+      Alone(),
+      {'user': slip.Table(20, 4)},
+      row_optimizer=wrap(slip.rowwise_adagrad(0.1)),
+      dense_optimizer=wrap(optax.adam(0.01)),
+    )
+    trainer.train(source, steps=20)
+    found.append(jax.device_get((trainer.rows('user'), trainer.params)))
+  for one, other in zip(*map(jax.tree.leaves, found), strict=True):
+    np.testing.assert_array_equal(one, other)
+  plain = weight_aware(optax.adam(0.01))
+  assert weight_aware(plain) == plain
+  inner = optax.adam(0.01)
+  # Equal ones share their programs.
+  assert weight_aware(inner) == weight_aware(inner) != inner
 
 
 def test_rates_follow_the_data_seen():
