@@ -67,7 +67,9 @@ def test_the_list_says_what_its_members_are():
   assert [policy.name for policy in POLICIES.values()] == list(POLICIES)
   of = POLICIES.values()
   assert {p.name for p in of if p.correction == 'none'} == {'random', 'stale'}
-  pilots = {'surprise', 'surprise_offset', 'local_case_control'}
+  pilots = {
+    *('surprise', 'surprise_offset', 'surprise_root', 'local_case_control')
+  }
   offset = pilots - {'surprise'} | {'negatives'}
   assert {p.name for p in of if p.correction == 'offset'} == offset
   scored = pilots | {'importance', 'stale_importance', 'infobatch_once'}
