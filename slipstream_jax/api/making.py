@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
+import dataclasses
 import os
 from typing import Any, TypeVar
 
@@ -90,11 +91,7 @@ class Maker:
     check_losses(recipe.loss, 'Trainer, loss')
     draws_of(recipe.tables)  # checks the functions
     self.parts: TrainerParts | None = None
-    self._recipe = recipe._replace(
-      row_optimizer=weight_aware(recipe.row_optimizer),
-      dense_optimizer=weight_aware(recipe.dense_optimizer),
-    )
-    self._placements = placements
+    self._recipe, self._placements = _weight_aware(recipe), placements
     self._hot_bytes, self._seed, self._storage = hot_bytes, seed, storage
     self._over = over
     self.turns, self._look = TurnLock(), Preview()
@@ -410,3 +407,18 @@ def popular(
       counts = row_uses(parts, tables.num_rows)
   rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets)
   return hot_rows(rows, tables.num_rows)
+
+
+def _weight_aware(recipe: Recipe) -> Recipe:
+  """Returns the recipe with all optimizers so, those of tables included."""
+  tables = {
+    name: table
+    if table.optimizer is None
+    else table._replace(optimizer=weight_aware(table.optimizer))
+    for name, table in recipe.tables.tables.items()
+  }
+  return recipe._replace(
+    tables=dataclasses.replace(recipe.tables, tables=tables),
+    row_optimizer=weight_aware(recipe.row_optimizer),
+    dense_optimizer=weight_aware(recipe.dense_optimizer),
+  )

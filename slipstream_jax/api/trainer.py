@@ -128,7 +128,7 @@ class Trainer:
       features: by name. None: one per table, with its name.
       row_optimizer: optimizer of tables without one. None:
         `rowwise_adagrad(0.05)`.
-      dense_optimizer: optimizer of the model. None: `optax.adam(1e-3)`. Both
+      dense_optimizer: optimizer of the model. None: `optax.adam(1e-3)`. All
         optimizers get `weight_aware`, so that an example of weight w counts as
         w examples.
       loss: function of logits and labels to a loss per example, or one per

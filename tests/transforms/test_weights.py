@@ -127,11 +127,11 @@ def test_examples_of_weight_0_with_lookups_break_no_row(name):
 
 
 class Alone(nn.Module):
-  """A layer over one embedding."""
+  """A layer over two embeddings."""
 
   @nn.compact
   def __call__(self, embeddings):
-    return nn.Dense(1)(embeddings['user'])
+    return nn.Dense(1)(embeddings['user'] + embeddings['item'])
 
 
 def test_a_trainer_feels_the_weights_of_examples():
@@ -140,18 +140,26 @@ def test_a_trainer_feels_the_weights_of_examples():
   users, weights = rng.integers(0, 20, 200), rng.choice([0.5, 1, 4], 200)
   clicks = (rng.random(200) < 0.3).astype(np.float32)
   source = slip.batches(
-    None, {'user': users}, clicks, batch_size=10, weights=weights
+    None,
+    {'user': users, 'item': users},
+    clicks,
+    batch_size=10,
+    weights=weights,
   )
   found = []
   for wrap in (lambda tx: tx, weight_aware):
     trainer = slip.Trainer(
       Alone(),
-      {'user': slip.Table(20, 4)},
+      {
+        'user': slip.Table(20, 4),
+        'item': slip.Table(20, 4, optimizer=wrap(slip.adagrad(0.2))),
+      },
       row_optimizer=wrap(slip.rowwise_adagrad(0.1)),
       dense_optimizer=wrap(optax.adam(0.01)),
     )
     trainer.train(source, steps=20)
-    found.append(jax.device_get((trainer.rows('user'), trainer.params)))
+    rows = [trainer.rows(name) for name in ('user', 'item')]
+    found.append(jax.device_get((rows, trainer.params)))
   for one, other in zip(*map(jax.tree.leaves, found), strict=True):
     np.testing.assert_array_equal(one, other)
   plain = weight_aware(optax.adam(0.01))
