@@ -16,8 +16,6 @@ import slipstream_jax as slip
 
 TRAIN, TEST = 400_000, 100_000
 COST = 0.001
-# More streams were tried in 2026-11: 35 of 36 lost at most twice the promise,
-# and all of them at most twice what was allowed.
 STREAMS = [(seed, 'mixed') for seed in range(6)] + [
   (seed, 'plateau') for seed in range(4)
 ]
@@ -116,4 +114,5 @@ def test_what_auto_loses_is_at_most_twice_what_it_promised():
   for lost, promised, allowed, _ in outcomes:
     assert lost <= 5 * allowed
     assert promised <= 1.3 * allowed  # the allowed loss follows the scorer's
-  assert sum(dropped > 0.02 for *_, dropped in outcomes) >= 8
+  # Not because it drops nothing: but of models that learn too slowly.
+  assert sum(dropped > 0.02 for *_, dropped in outcomes) >= 5
