@@ -309,13 +309,13 @@ class Segment(NamedTuple):
 
 
 class ModelCost(NamedTuple):
-  """What dropping costs the model more than a scorer, in log loss."""
+  """Costs of dropping to the model beyond those to a scorer, in log loss."""
 
   half: float
-  """What half of the examples would cost by their noise."""
+  """Cost of half of the examples by their noise."""
   behind: float
-  """What the model has to gain before it is as good as the scorer. It needs
-  steps for that, whichever examples they have."""
+  """Loss by which the model is worse than the scorer. It needs steps to make
+  that up, whichever examples they have."""
 
 
 def cost_to_model(segments: Sequence[Segment], loss: float) -> ModelCost:

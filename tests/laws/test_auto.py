@@ -114,5 +114,5 @@ def test_what_auto_loses_is_at_most_twice_what_it_promised():
   for lost, promised, allowed, _ in outcomes:
     assert lost <= 5 * allowed
     assert promised <= 1.3 * allowed  # the allowed loss follows the scorer's
-  # Not because it drops nothing: but of models that learn too slowly.
+  # Not because it drops nothing, but for models that learn too slowly.
   assert sum(dropped > 0.02 for *_, dropped in outcomes) >= 5
