@@ -100,7 +100,7 @@ def _complete(config: ml_collections.ConfigDict) -> None:
 
 
 class Recorder:
-  """Appends lines to metrics.jsonl and the same scalars to TensorBoard."""
+  """Appends lines to metrics.jsonl, and their numbers to TensorBoard."""
 
   def __init__(self, workdir: pathlib.Path, step: int) -> None:
     """Opens both. Drops the lines of a resumed run after `step`.
@@ -125,7 +125,7 @@ class Recorder:
     """Records a line, in place of an older one with its step and kind.
 
     Args:
-      line: 'step', 'kind', and numbers or None.
+      line: 'step', 'kind', and numbers, words or None.
     """
     if self.has(line['step'], line['kind']):
       key = line['step'], line['kind']
@@ -138,7 +138,11 @@ class Recorder:
       with self._path.open('a') as file:
         file.write(_as_text(line))
     own = ('step', 'kind')
-    values = {f'{line["kind"]}/{k}': v for k, v in line.items() if k not in own}
+    values = {
+      f'{line["kind"]}/{name}': value
+      for name, value in line.items()
+      if name not in own and not isinstance(value, str)
+    }
     self._events.write(line['step'], values)
 
   def go_back(self, step: int) -> None:

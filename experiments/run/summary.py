@@ -15,6 +15,7 @@ from experiments.common.record import Recorder
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
+from slipstream_jax.scoring.base import MODEL
 from slipstream_jax.selection.gain import APART, VERDICTS
 from slipstream_jax.selection.policies import POLICIES, RANDOM
 from slipstream_jax.training.metrics import Metrics
@@ -234,6 +235,11 @@ def choosing_in_words(summary: dict[str, Any]) -> str | None:
       f'unknown, because the scores are far better than the model {losses}:'
       ' train it better first'
     )
+  if saves is None and summary['scorer'] == MODEL:
+    return (
+      'unknown, because nothing measures what it takes the model to predict:'
+      ' compare the time with that of scorer linear'
+    )
   if saves is None:
     return 'unknown, because this run was too short to see if it saves time'
   return 'yes, the scores tell what teaches little, and it saves time'
@@ -320,6 +326,7 @@ def _worth(run: Run) -> dict[str, Any]:
   lost = [line['log_loss_lost'] for line in lines if 'log_loss_lost' in line]
   names = 'scorer_auc', 'scorer_log_loss', 'scorer_chosen', 'variance_bound'
   return {
+    'scorer': run.config.skip.scorer if last else None,
     **{name: last.get(name) for name in names},
     'log_loss_lost': max(lost, default=None),
     'drop_found': last.get('drop'),

@@ -157,6 +157,8 @@ def resume(
           # The new schedule has started a new watch. The old one continues.
           parts.state = parts.state._replace(watch=watches)
           parts.probe.put(probe.window, parts.moved())
+        if parts.probe is not probe:
+          parts.probe.take_over(probe)
         begun.set_state(position)
     except BaseException:
       if resumes_schedule:
@@ -175,8 +177,8 @@ def _check_resumable(state: SourceState, skip: Skip | None) -> None:
     )
   if state.interleaved and state.skip == skip:
     raise UserError(
-      'a schedule that compares rows, or skips while a vocabulary grows, is'
-      ' trained without another source in between',
+      'a schedule that compares rows, is scored by the model, or skips while a'
+      ' vocabulary grows is trained without another source in between',
       got='another source since',
       where='Trainer.train, skip',
       hint='train this source without skip, or with another skip, from where'
@@ -292,7 +294,7 @@ class SourceStates:
     Args:
       source: the user's object.
       state: its state from `find`.
-      alone: whether a schedule compares rows, or did, so that schedules of
+      alone: whether a schedule follows steps, or did, so that schedules of
         other sources end.
     """
     rest = [one for one in self._saved if one is not state.position]
@@ -346,7 +348,7 @@ def _without_void_schedule(state: SourceState) -> SourceState:
   position, skip = state.position, state.skip
   if skip is None or 'settings' not in position:
     return state
-  if skip.compares_rows or position['source'].get('vocabularies'):
+  if skip.follows_steps or position['source'].get('vocabularies'):
     return state._replace(position=own_position(position), interleaved=True)
   return state
 

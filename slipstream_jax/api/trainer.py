@@ -815,12 +815,15 @@ class Trainer:
     with held():
       self._end(closes=False)
       state, parts = self._states.find(source, bound), self.parts
-      watched = parts.state.watch is not None
+      follows = parts.state.watch is not None or any(
+        one is not None and one.scores_by_model
+        for one in (skip, old and old.skip)
+      )
       new = resume(parts, source, bound, skip, self._ahead, state)
-      watched = watched or parts.state.watch is not None
+      follows = follows or parts.state.watch is not None
 
       def begin() -> None:
-        self._states.begin(source, state, alone=watched)
+        self._states.begin(source, state, alone=follows)
         self._reading = new
 
       self._maker.turns.run(begin)

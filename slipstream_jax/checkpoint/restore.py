@@ -97,6 +97,7 @@ def _put(
   counters = Counters(**payload['counters'])
   state = unpack(payload['schedule_state'], schedule)
   grown = unpack(payload.get('grown', {}), schedule)
+  predicted = unpack({'all': payload.get('predicted', [])}, schedule)['all']
   # From here on a failure leaves the trainer inconsistent.
   with held(), trainer.changing('a restore'):
     trainer.state = state_of(trainer, arrays['state'])
@@ -104,6 +105,8 @@ def _put(
     trainer.engine.swap_hot(payload.get('hot_here', False))
     for loss in payload.get('losses', ()):
       trainer.probe.put_loss(*loss)
+    for logits in predicted:
+      trainer.probe.put_predicted(*logits)
     trainer.engine.counters = counters
     trainer.grown = grown
     trainer.names = _names(trainer, payload)

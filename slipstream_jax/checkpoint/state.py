@@ -89,7 +89,9 @@ def dense_state(
   trainer.check_consistent()
   step = int(to_host(trainer.state.step))
   check_finite('the model', trainer.state.variables, step)
-  schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)
+  position = {'of': schedule_state, 'grown': trainer.grown}
+  logits = [list(one) for one in trainer.probe.logits]
+  schedule = pack({**position, 'predicted': logits}, before)
   # Copies, as the next step replaces the arrays.
   arrays = jax.tree.map(lambda x: np.array(to_host(x)), arrays_of(trainer))
   facts, tables = facts_of(trainer), tables_of(trainer)
@@ -100,6 +102,7 @@ def dense_state(
     'schedule': schedule.checksum,
     'window': trainer.probe.window,
     'losses': list(trainer.probe.losses.items()),
+    'predicted': schedule.state['predicted'],
     'hot_here': trainer.engine.hot_here,
     'counters': trainer.counters_of_steps._asdict(),
     'shapes': shapes_of(trainer, arrays),

@@ -190,7 +190,7 @@ class HostClock:
     self.whole: HostMs | None = None
     self._steps = collections.deque[_Step](maxlen=_RECENT)
     self._device_ms: list[float] = []
-    self._taken, self._skips = 0, False
+    self._taken, self._skips, self._predicts = 0, False, False
     # After the last step: the processor's time of this thread, and of all.
     self._stepped, self._process = time.thread_time(), time.process_time()
 
@@ -223,6 +223,7 @@ class HostClock:
       seconds = time.perf_counter() - started - cpu
       self._device_ms.append(1e3 * seconds / trained)
     self._taken += 1
+    self._predicts = self._predicts or item.edge.predicts is not None
     if self._skips and not item.dropped:
       return
     if item.dropped and not self._skips:
@@ -262,8 +263,11 @@ class HostClock:
     return HostMs(read, choose, find, plan, step, score, rest)
 
   def payoff(self) -> Payoff | None:
-    """Returns whether skipping pays. None if too few steps tell."""
-    if len(self._steps) < _ALONE or not self._device_ms:
+    """Returns whether skipping pays.
+
+    None if too few steps tell, or if steps also predict other batches.
+    """
+    if self._predicts or len(self._steps) < _ALONE or not self._device_ms:
       return None
     host, step_ms = self.host_ms(), float(np.median(self._device_ms))
     whole = self.whole or host._replace(choose=0.0, score=0.0)

@@ -11,7 +11,7 @@ import threading
 from typing import Any
 import weakref
 
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
@@ -84,6 +84,7 @@ class StepProbe(_StepWaiter):
     super().__init__(threading.Condition())
     self.window, self.change = 0, None
     self._losses: dict[int, Any] = {}
+    self._logits: dict[int, Any] = {}
 
   def put(self, window: int, change: Any) -> None:
     """Puts a window's change and touches: f32[H] and i32[H], on a device."""
@@ -156,6 +157,51 @@ class StepProbe(_StepWaiter):
     with self.here:
       losses = dict(self._losses)
     return {number: float(to_host(loss)) for number, loss in losses.items()}
+
+  def take_over(self, other: 'StepProbe') -> None:
+    """Adds the losses and logits of another mailbox, for the same schedule."""
+    with self.here, other.here:
+      self._losses |= other._losses
+      self._logits |= other._logits
+
+  def put_predicted(self, number: int, logits: Any) -> None:
+    """Puts logits f32[B] of a batch, on a device or the host."""
+    with self.here:
+      self._logits[number] = logits
+      self.here.notify_all()
+
+  def predicted(self, number: int) -> Float[np.ndarray, ' _B']:
+    """Waits for the logits of the batch with that number, and copies them."""
+    with self.here:
+      self._wait(
+        lambda: number in self._logits,
+        f'what the model predicts of batch {number} of the source',
+        'no step after which it does',
+      )
+      logits = self._logits[number]
+    return np.asarray(to_host(logits))
+
+  def knows_predicted(self, number: int) -> bool:
+    """Whether the logits of the batch with that number are here."""
+    with self.here:
+      return number in self._logits
+
+  def forget_predicted(self, number: int) -> None:
+    """Drops logits below that number, which no position asks for again."""
+    with self.here:
+      self._logits = {n: x for n, x in self._logits.items() if n >= number}
+
+  def resume_predicted(self, number: int) -> None:
+    """Drops logits above that number, as their steps will be repeated."""
+    with self.here:
+      self._logits = {n: x for n, x in self._logits.items() if n <= number}
+
+  @property
+  def logits(self) -> list[tuple[int, Float[np.ndarray, ' _B']]]:
+    """All logits, with the numbers of their batches."""
+    with self.here:
+      logits = dict(self._logits)
+    return [(number, np.asarray(to_host(x))) for number, x in logits.items()]
 
 
 class JudgementProbe(_StepWaiter):

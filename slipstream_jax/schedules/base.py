@@ -8,6 +8,7 @@ import abc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.data.source import BatchSource, SourceWrapper
@@ -17,6 +18,15 @@ from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 State = dict[str, Any]
 """Position of a schedule: nested dicts of numbers, strings and arrays."""
+
+
+class Predictions(NamedTuple):
+  """Batches of the source that the model scores before a step."""
+
+  batches: tuple[tuple[int, Batch], ...]
+  """Their numbers, and they."""
+  since: int
+  """Once the step is taken, scores of lower numbers are not needed any more."""
 
 
 class Edge(NamedTuple):
@@ -31,7 +41,9 @@ class Edge(NamedTuple):
      before its rows are loaded.
   2. If it `opens`, the trainer takes the snapshot. There is no `stale` then,
      because the window undoes a decision for the same step.
-  3. The rows are loaded, the step is taken, and its rows are stored.
+  3. If it `predicts`, the model predicts other batches. The rows are loaded,
+     the step is taken, and its rows are stored. The probe gets the logits of
+     those batches.
   4. If it `closes`, the trainer gives the probe the change of the rows since
      the snapshot. If it `scores`, the loss of the held-out examples.
   """
@@ -50,6 +62,8 @@ class Edge(NamedTuple):
   """The held-out examples are scored after this step, under this number."""
   tells: int | None = None
   """The probe gets the loss of this step, under this number."""
+  predicts: Predictions | None = None
+  """The probe gets the logits of these batches, each under its number."""
 
   @property
   def refreezes(self) -> bool:
@@ -162,6 +176,18 @@ class Probe(Protocol):
 
   def resume_losses(self, number: int) -> None:
     """Forgets losses above that number, whose batches are yet to come."""
+    ...
+
+  def predicted(self, number: int) -> Float[np.ndarray, ' _B']:
+    """Waits for the logits of the source's batch of that number."""
+    ...
+
+  def knows_predicted(self, number: int) -> bool:
+    """Whether `predicted` returns at once."""
+    ...
+
+  def resume_predicted(self, number: int) -> None:
+    """Forgets logits above that number, whose steps are yet to come."""
     ...
 
   def resume(self, window: int | None) -> None:
@@ -283,11 +309,14 @@ class ScheduleSpec(NamedTuple):
   """Batches from a window's end to the question what rows did in it. None if
   there are no windows: then no hot rows are watched."""
   late: int | None = None
-  """Batches from a step to the question for its loss. None: it never asks."""
+  """Batches from a step to the question for its loss, or for what it predicts.
+  None: it never asks."""
   regrouping: Regrouping | None = None
   """How it changes the order of examples. None keeps the source's."""
   offsets: bool = False
   """Whether batches carry an offset, which corrects for dropped examples."""
+  predicts: bool = False
+  """Whether the model scores examples before they are chosen."""
 
 
 def plain() -> ScheduleSpec:

@@ -76,6 +76,8 @@ class Prepared(NamedTuple):
   batches."""
   uniforms: Float[np.ndarray, ' B'] | None = None
   """Draws that keep an example or not."""
+  real: Bool[np.ndarray, ' _size'] | None = None
+  """Which of its examples are no padding. None: all."""
 
 
 class Chooser:
@@ -104,6 +106,7 @@ class Chooser:
     late = settings.chosen_phases.settle
     self.beside = Beside(late, FIRST) if settings.finds_drop else None
     self._scores = self._mode.drops_examples and self._policy.scored
+    self._learns = self._scores and not settings.scores_by_model
     policy = self._policy
     self._by_error = (
       policy.measure is SURPRISE.measure
@@ -140,7 +143,7 @@ class Chooser:
       number: of the batch in the source, from 0.
       size: its examples, with padding.
     """
-    if not self._scores or self._settings.is_over(number):
+    if not self._learns or self._settings.is_over(number):
       return number
     return number - self._scoring.refreshed_at(number, size)
 
@@ -162,7 +165,9 @@ class Chooser:
     all_real, chances, clicks = False, False, False
     if batch.labels.ndim == 1:
       all_real, chances, clicks = _kinds_of(batch.weights, batch.labels)
+    real = None
     if not all_real:
+      real = batch.weights > 0
       batch = real_examples(batch)
     if settings.offsets:
       if not clicks:
@@ -180,13 +185,18 @@ class Chooser:
     return Prepared(
       batch,
       size,
-      self._scoring.score(batch, number, size) if self._scores else None,
+      self._scoring.score(batch, number, size) if self._learns else None,
       None if self._recounts else self._is_hot(batch, settings.asks_hot),
       rng.random(len(batch.labels), np.float32),
+      real,
     )
 
   def choose(
-    self, prepared: Prepared, phase: str, number: int
+    self,
+    prepared: Prepared,
+    phase: str,
+    number: int,
+    predicted: Float[np.ndarray, ' B'] | None = None,
   ) -> tuple[Batch, Index]:
     """Returns a batch with weights that correct, and which of it to train.
 
@@ -194,15 +204,22 @@ class Chooser:
       prepared: the next batch of the source.
       phase: the name of its phase.
       number: as for `prepare`.
+      predicted: what the model predicts of it, padding included, if it does.
     """
     self.event = None
-    batch, index, scores = self._choose(prepared, phase, number)
+    if predicted is not None and prepared.real is not None:
+      predicted = predicted[prepared.real]
+    batch, index, scores = self._choose(prepared, phase, number, predicted)
     if self.beside is not None:
       self.beside.put(batch, index, scores)
     return batch, index
 
   def _choose(
-    self, prepared: Prepared, phase: str, number: int
+    self,
+    prepared: Prepared,
+    phase: str,
+    number: int,
+    predicted: Float[np.ndarray, ' B'] | None,
   ) -> tuple[Batch, Index, Float[np.ndarray, ' B'] | None]:
     """Returns the scores of the examples, too, or None without any."""
     settings, batch = self._settings, prepared.batch
@@ -218,9 +235,11 @@ class Chooser:
     if not (self._scores or skips or phase == SETTLE):
       return batch, None, None
     # Even if nothing is skipped, because the scorer learns from it.
-    scores = None
-    if self._scores:
+    scores = predicted
+    if self._learns:
       scores = self._scoring.add(batch, prepared.scored, prepared.size)
+    elif scores is not None:
+      self._scoring.count(batch.labels, scores)
     is_hot, whole = prepared.hot, settings.asks_hot or phase == SETTLE
     if is_hot is None or (whole and not settings.asks_hot):
       is_hot = self._is_hot(batch, whole)

@@ -57,7 +57,7 @@ class BatchScorer:
 
   def __init__(
     self,
-    make: ScorerFn,
+    make: ScorerFn | None,
     hot: HotRows,
     auto_cost: float | None,
     every: int = 10,
@@ -65,7 +65,7 @@ class BatchScorer:
     """Starts without a scorer, which is made when the first batch comes.
 
     Args:
-      make: makes a scorer.
+      make: makes a scorer. None: there is none, and `count` gets scores.
       hot: the hot rows.
       auto_cost: share of the log loss that dropping may cost. None: the cost is
         not estimated.
@@ -153,16 +153,32 @@ class BatchScorer:
       scored = self._score_and_learn(batch)
     else:
       self._teach(batch)
+    self._count(scored)
+    if self.refreshed_at(self._batches, size) == self._batches:
+      self._freeze()
+    return scored.scores
+
+  def count(
+    self, labels: Float[np.ndarray, ' n'], scores: Float[np.ndarray, ' n']
+  ) -> None:
+    """Counts a batch that something else than a scorer has scored.
+
+    Args:
+      labels: of the next batch of the source, without padding.
+      scores: click probabilities, or NaN where they are not known.
+    """
+    every = slice(-self._seen % gain.FEWER, None, gain.FEWER)
+    counted = gain.tally(labels[every], scores[every])
+    self._count(Scored(scores, counted, np.zeros(3)))
+
+  def _count(self, scored: Scored) -> None:
     self._whole = self._whole + scored.counted
     recent = self._recent + scored.counted
     self._recent = gain.faded(recent, recent.sum() * gain.FEWER)
     lagging = self._lag + scored.lag
     self._lag = gain.faded(lagging, lagging[0] * gain.FEWER)
-    self._seen += len(batch.labels)
+    self._seen += len(scored.scores)
     self._batches += 1
-    if self.refreshed_at(self._batches, size) == self._batches:
-      self._freeze()
-    return scored.scores
 
   def _teach(self, batch: Batch) -> None:
     columns = batch.lookups, batch.dense, batch.labels
@@ -182,8 +198,11 @@ class BatchScorer:
     return Scored(scores, gain.tally(some[-1], few), lag)
 
   def _begin(self, shape: tuple[int, int]) -> None:
+    self._shape = shape
+    if self._make is None:
+      return
     of_all = _complete(self._make(self._hot, *shape))
-    self._shape, self._scorers = shape, (of_all,)
+    self._scorers = (of_all,)
     if self._auto_cost is not None:
       fewer = _complete(self._make(self._hot, *shape))
       if isinstance(fewer, LinearScorer | BestScorer):

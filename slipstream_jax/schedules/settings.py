@@ -12,7 +12,12 @@ from slipstream_jax.schedules.phases import (
   Phases,
   phases_for,
 )
-from slipstream_jax.scoring.base import in_words, scorer_named, ScorerFn
+from slipstream_jax.scoring.base import (
+  in_words,
+  MODEL,
+  scorer_named,
+  ScorerFn,
+)
 from slipstream_jax.selection.base import Policy
 from slipstream_jax.selection.policies import policy_named, SURPRISE
 from slipstream_jax.selection.staleness import Alpha, check_drop_target
@@ -84,7 +89,8 @@ class Skip(NamedTuple):
   """Batches of the source after which nothing is skipped. None: never."""
   scorer: ScorerFn | str = 'linear'
   """Scorer that predicts clicks for policies that need scores: of `SCORERS`, or
-  its name, or a function of the hot rows, F and I that makes one."""
+  its name, or a function of the hot rows, F and I that makes one. 'model': the
+  model that is trained predicts them, some steps before they are chosen."""
   auto_cost: float = 0.001
   """Share of the log loss that dropping may cost by estimate, with
   drop='auto'."""
@@ -160,6 +166,17 @@ class Skip(NamedTuple):
     """Whether batches carry an offset, which corrects for dropped examples."""
     corrects = self.chosen_policy.correction == 'offset'
     return self.chosen_mode.drops_examples and corrects
+
+  @property
+  def scores_by_model(self) -> bool:
+    """Whether the model that is trained scores the examples."""
+    drops = self.chosen_mode.drops_examples and self.chosen_policy.scored
+    return drops and isinstance(self.scorer, str) and self.scorer == MODEL
+
+  @property
+  def follows_steps(self) -> bool:
+    """Whether choices depend on the rows or parameters that steps change."""
+    return self.compares_rows or self.scores_by_model
 
   @property
   def recounts(self) -> bool:
@@ -269,4 +286,11 @@ def _check_auto(settings: Skip, mode: Mode, policy: Policy) -> None:
       got=f'policy {policy.name}, mode {mode.name}, drop_of {settings.drop_of}',
       where='Skip.drop',
       hint='take a policy such as surprise, or give a share',
+    )
+  if settings.scores_by_model:
+    raise UserError(
+      "drop 'auto' compares the model with a scorer that learns beside it",
+      got=f'scorer {settings.scorer}',
+      where='Skip.scorer',
+      hint='take linear, or give a share to drop',
     )

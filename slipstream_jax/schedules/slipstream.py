@@ -19,6 +19,7 @@ import numpy as np
 
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.ahead import Ahead
 from slipstream_jax.schedules.base import (
   check_batches,
   check_same,
@@ -82,12 +83,15 @@ def slipstream(
       where='Skip.refill',
       hint='set it to True, or take a system that keeps the order',
     )
-  if regrouping is not None and settings.finds_drop:
+  by_model = settings.scores_by_model
+  if regrouping is not None and (settings.finds_drop or by_model):
+    setting = 'scorer' if by_model else 'drop'
     raise UserError(
-      "drop 'auto' follows the model's losses in the order of the source",
+      f'{setting} {getattr(settings, setting)!r} follows the model in the order'
+      ' of the source',
       got=regrouping.name,
-      where='Skip.drop',
-      hint='give a share, or take a system that keeps the order',
+      where=f'Skip.{setting}',
+      hint='give another one, or take a system that keeps the order',
     )
   check_batches(batches, 'slipstream')
 
@@ -101,8 +105,10 @@ def slipstream(
     return Slipstream(source, hot, probe, *how)
 
   settle = settings.chosen_phases.settle if settings.compares_rows else None
-  late = settings.chosen_phases.settle if settings.finds_drop else None
-  return ScheduleSpec(make, True, settle, late, regrouping, settings.offsets)
+  asks = settings.finds_drop or by_model
+  late = settings.chosen_phases.settle if asks else None
+  corrects = settings.offsets
+  return ScheduleSpec(make, True, settle, late, regrouping, corrects, by_model)
 
 
 class _Read(NamedTuple):
@@ -162,6 +168,9 @@ class Slipstream(Schedule):
     self._chooser = Chooser(hot, settings)
     self._beside = self._chooser.beside
     self._phases = settings.chosen_phases
+    self._ahead: Ahead[_Read] | None = None
+    if settings.scores_by_model:
+      self._ahead = Ahead(self._phases.settle, settings.target)
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
     self._queue: Queue | None = None  # made when the first batch comes
@@ -198,7 +207,7 @@ class Slipstream(Schedule):
     if empty and self._only_regroups:
       self._remember(self._source.get_state())
     while self._queue is None or not self._queue.ready():
-      read = self._read_one()
+      read = self._next_read()
       self._commit(self._prepare(read))
       if read.batch is None:
         if self._queue is None or not self._queue.waiting:
@@ -215,8 +224,8 @@ class Slipstream(Schedule):
     None where the next batch of the source may wait for a step, or may come in
     an order that does.
     """
-    waits = self._phases.window or self._beside is not None
-    if waits or self._regrouping is not None:
+    waits = self._beside is not None or self._ahead is not None
+    if waits or self._phases.window or self._regrouping is not None:
       return None
     return Stages(
       self._read_all(),
@@ -232,6 +241,19 @@ class Slipstream(Schedule):
       yield read
       if read.batch is None:
         return
+
+  def _next_read(self) -> _Read:
+    """Returns the batch of the source whose turn it is."""
+    if self._ahead is None:
+      return self._read_one()
+
+    def read_one() -> tuple[int, Batch | None, _Read]:
+      read = self._read_one()
+      # After `until` nothing is left out.
+      over = self._settings.is_over(read.number)
+      return read.number, None if over else read.batch, read
+
+    return self._ahead.take(read_one)
 
   def _read_one(self) -> _Read:
     """Reads a batch of the source, maybe ahead of its turn."""
@@ -317,6 +339,8 @@ class Slipstream(Schedule):
       # No step is as late as that and yet to be trained.
       late = self._settings.chosen_phases.settle
       self._probe.forget_losses(self._beside.told - late)
+    if self._ahead is not None:
+      fields['predicts'] = self._ahead.delivered(self._base['read'])
     marks |= {'state': self.get_state(), 'edge': Edge(**fields)}
     return Emitted(copy, marks, spent)
 
@@ -368,7 +392,11 @@ class Slipstream(Schedule):
     self._renew(prepared.batch, phase)
     settles = self._pending is not None and self._counts
     name = SETTLE if settles else phase.name
-    batch, index = self._chooser.choose(prepared, name, number)
+    scores = None
+    if self._ahead is not None:
+      asked = number, prepared.size, self._probe.predicted
+      scores = self._ahead.scores(*asked)
+    batch, index = self._chooser.choose(prepared, name, number, scores)
     if (event := self._chooser.event) and 'event' not in self._marks:
       self._tell(**event)
     seen = len(batch.labels)
@@ -467,6 +495,7 @@ class Slipstream(Schedule):
       'marks': dict(self._marks),
       'frozen': self._frozen,
       'chooser': self._chooser.get_state(),
+      'ahead': self._ahead and self._ahead.get_state(self._read),
     }
 
   def get_state(self) -> State:
@@ -499,6 +528,8 @@ class Slipstream(Schedule):
     self._frozen = state['frozen']
     self._pending, self._nothing = None, state['nothing']
     self._chooser.set_state(state['chooser'])
+    if self._ahead is not None:
+      self._ahead.set_state(state['ahead'], self._probe.knows_predicted)
     self._note(self._source.get_state())
     if self._beside is not None and 'heard' in state:
       steps, losses = state['emitted'], self._probe.losses
@@ -508,6 +539,8 @@ class Slipstream(Schedule):
     self._source.resumed()
     if self._beside is not None:
       self._probe.resume_losses(self._beside.number)
+    if self._ahead is not None:
+      self._probe.resume_predicted(self._ahead.last)
     window = None
     if self._phases.window and self._pending is not None:
       # One less was left as soon as the batch that closes it was delivered.

@@ -124,13 +124,22 @@ SCORERS: dict[str, ScorerFn] = {
 """The scorers by name."""
 
 
-def scorer_named(scorer: ScorerFn | str) -> ScorerFn:
+MODEL = 'model'
+"""Name that stands for the model that is trained."""
+
+
+def scorer_named(scorer: ScorerFn | str) -> ScorerFn | None:
   """Returns the scorer's function, given itself or by its name in `SCORERS`.
+
+  None: it is `MODEL`.
 
   Raises:
     UserError: there is no scorer of that name.
   """
-  return scorer if callable(scorer) else choose(SCORERS, scorer, 'Skip.scorer')
+  if callable(scorer):
+    return scorer
+  names: dict[str, ScorerFn | None] = {**SCORERS, MODEL: None}
+  return choose(names, scorer, 'Skip.scorer')
 
 
 def in_words(scorer: ScorerFn | str) -> str:

@@ -12,6 +12,7 @@ from slipstream_jax.data.admission import admit
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.source import BatchSource, bound_in_order, Source
 from slipstream_jax.engine.buffers import to_device, to_host
+from slipstream_jax.engine.engine import Plans
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.training import metrics
@@ -212,19 +213,31 @@ def _logits(
   trainer: TrainerParts, batch: Batch, program: Callable[..., Any] | None
 ) -> tuple[Array, Batch]:
   """Returns logits of the admitted batch, and the batch."""
-  program = program or trainer.programs.forward
   trainer.check_consistent()
   batch = admit(batch, trainer.shape, labelled=False)
-  rows, inverses = trainer.engine.look_up(batch.lookups)
+  plans = trainer.engine.plan(batch.lookups)
+  return logits_of(trainer, batch, plans, program), batch
+
+
+def logits_of(
+  trainer: TrainerParts,
+  batch: Batch,
+  plans: Plans,
+  program: Callable[..., Any] | None = None,
+) -> Array:
+  """Returns logits of an admitted batch, given its `Engine.plan`."""
+  program = program or trainer.programs.forward
+  rows = tuple(block.rows for block in trainer.engine.load(plans))
+  inverses = tuple(plan.inverse for plan in plans)
   examples = inverses, batch.dense, batch.lookup_weights
   state, devices = trainer.state, trainer.engine.devices
   if devices is not None:
     assert trainer.over is not None
     step = trainer.programs.over(devices, trainer.over)
-    return step.scores(program, state, rows, examples), batch
+    return step.scores(program, state, rows, examples)
   inputs = to_device(examples)
   logits, _ = program(state.params, state.model_state, rows, *inputs)
-  return logits, batch
+  return logits
 
 
 def _check_end(source: BatchSource, max_batches: int | None) -> None:

@@ -35,14 +35,15 @@ from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import PlannedBatch, Slices
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.placement import bucket
-from slipstream_jax.schedules.base import Edge
+from slipstream_jax.schedules.base import Edge, Predictions
 from slipstream_jax.selection.hot import stale_by_group
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training import watch
+from slipstream_jax.training.evaluate import logits_of
 from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.training.step import Blocks
 from slipstream_jax.training.trainer_parts import TrainerParts
-from slipstream_jax.types import Batch
+from slipstream_jax.types import Array, Batch
 
 _COMPARED = 1024
 """Steps from one at which processes compare their batches to the next. The
@@ -230,6 +231,7 @@ def _take_step(
     if scheduled.edge.refreezes:
       _refreeze(trainer, scheduled.edge)
     _judge(trainer, item)
+    predicted, for_them = predict(trainer, scheduled.edge.predicts)
     on_host = rows != 'stream'
     blocks = engine.load(item.plans, item.reassigned, on_host, item.vectors)
     updated = update_step(trainer, item, blocks, rows)
@@ -247,6 +249,7 @@ def _take_step(
       score_held_out(trainer, scheduled.edge.scores)
     if scheduled.edge.tells is not None:
       trainer.probe.put_loss(scheduled.edge.tells, loss)
+    _put_predicted(trainer, scheduled.edge.predicts, predicted)
     trained = int(np.count_nonzero(scheduled.batch.weights))
     count = Counters(scheduled.seen, trained, scheduled.dropped)
     form = engine.tables, engine.row_bytes, trainer.over
@@ -258,7 +261,7 @@ def _take_step(
       both_ways = 2 * sum(leaf.nbytes for leaf in params)
       count = count._replace(bytes_of_parameters=both_ways)
     moves = moved_by_group(item, *form, trained, rows)
-    engine.count(functools.reduce(merge, moves, count))
+    engine.count(functools.reduce(merge, moves, merge(count, for_them)))
     trainer.rest = Counters()
     trainer.grown = {**trainer.grown, **scheduled.grown}
     done()  # here, so that no Ctrl-C comes between the step and its position
@@ -618,6 +621,35 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
   trainer.probe.put_loss(number, loss)
 
 
+def predict(
+  trainer: TrainerParts, asked: Predictions | None
+) -> tuple[list[Array], Counters]:
+  """Returns the logits of batches, and the rows that were loaded for them.
+
+  Waits for no step, and changes nothing.
+  """
+  predicted, loaded, engine = list[Array](), Counters(), trainer.engine
+  for _, batch in () if asked is None else asked.batches:
+    plans = engine.plan(batch.lookups)
+    for plan, row_bytes in zip(plans, engine.row_bytes, strict=True):
+      rows = len(plan.load)
+      move = Counters(rows_loaded=rows, bytes_loaded=rows * row_bytes)
+      loaded = merge(loaded, move)
+    predicted.append(logits_of(trainer, batch, plans))
+  return predicted, loaded
+
+
+def _put_predicted(
+  trainer: TrainerParts, asked: Predictions | None, predicted: list[Array]
+) -> None:
+  """Puts the logits of `predict` for the schedule."""
+  if asked is None:
+    return
+  for (number, _), logits in zip(asked.batches, predicted, strict=True):
+    trainer.probe.put_predicted(number, logits)
+  trainer.probe.forget_predicted(asked.since)
+
+
 def _with_loss(
   trainer: TrainerParts, record: StepRecord, loss: jax.Array
 ) -> StepRecord:
@@ -654,14 +686,15 @@ def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
       hint='lower the learning rates or look for bad values in the data',
     )
   real = int(np.count_nonzero(scheduled.batch.weights))
+  predicted, loaded = predict(trainer, scheduled.edge.predicts)
   with held():
     batches.advance()
     if scheduled.edge.tells is not None:
       trainer.probe.put_loss(scheduled.edge.tells, math.nan)
-    trainer.engine.count(
-      Counters(
-        examples_seen=scheduled.seen, examples_dropped=scheduled.dropped + real
-      )
+    _put_predicted(trainer, scheduled.edge.predicts, predicted)
+    left_out = Counters(
+      examples_seen=scheduled.seen, examples_dropped=scheduled.dropped + real
     )
+    trainer.engine.count(merge(left_out, loaded))
     trainer.grown = {**trainer.grown, **scheduled.grown}
   return True

@@ -531,7 +531,7 @@ def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
         where=where,
         hint='lengthen it, or look less far ahead',
       )
-  if spec.offsets or spec.late is not None:
+  if spec.offsets or spec.late is not None:  # the latter compares or predicts
     _check_logistic(spec, trainer.shape.heads, trainer.recipe.loss)
 
 
@@ -542,7 +542,10 @@ def _check_logistic(
   rule = "a policy of correction 'offset' adds to the one logit of each example"
   hint = "take a policy whose correction is 'weight', such as surprise"
   where = 'Skip.policy'
-  if not spec.offsets:
+  if spec.predicts:
+    rule = "scorer 'model' takes an example's chance of a click from its logit"
+    hint, where = 'take linear', 'Skip.scorer'
+  elif not spec.offsets:
     rule = "drop 'auto' compares the loss of one logit with that of a scorer"
     hint, where = 'give a share', 'Skip.drop'
   if heads is not None:

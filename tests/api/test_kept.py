@@ -7,6 +7,7 @@ import pathlib
 import random
 import shutil
 import socket
+from unittest import mock
 
 from flax import linen as nn
 from hypothesis import given, Phase, settings
@@ -19,6 +20,8 @@ from slipstream_jax.checkpoint.chain import consolidate, read_chain
 from slipstream_jax.checkpoint.manifest import publish, read_manifest
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
+from slipstream_jax.schedules import chooser, scored
+from slipstream_jax.schedules.scored import BatchScorer
 from tests.api import shop
 from tests.support.texts.mutations import flip
 from tests.support.watchdog import watchdog
@@ -88,6 +91,40 @@ def test_a_run_resumes_at_any_step_under_any_placement(
     trainer.restore(again)
     trainer.train(shop.source(), STEPS - at, skip=settings)
   shop.assert_same(trainer, wholes[skip])
+
+
+@pytest.mark.parametrize('at', [9, 20, 33])
+def test_a_drop_that_is_found_follows_the_model_after_a_restore(at, tmp_path):
+  """What the model lost in steps before it was saved is known afterwards."""
+  skip = slip.Skip('auto', phases=slip.Phases(2, 0, 3, 25), refit=2)
+  followed = []
+
+  def may_drop(self, policy, facts, segments, most):
+    followed.append(segments)
+    return 0.3, 0.0
+
+  patches = (
+    mock.patch.object(BatchScorer, 'may_drop', may_drop),
+    mock.patch.object(chooser, 'FIRST', 20),
+    mock.patch.object(scored, 'FIRST', 20),
+  )
+  with contextlib.ExitStack() as stack:
+    for patch in patches:
+      stack.enter_context(patch)
+    with shop.trainer() as whole:
+      whole.train(shop.source(), STEPS, skip=skip)
+    wanted = followed.copy()
+    followed.clear()
+    with shop.trainer() as first:
+      first.train(shop.source(), at, skip=skip)
+      first.save(tmp_path)
+    before = len(followed)
+    with shop.trainer() as second:
+      second.restore(tmp_path)
+      second.train(shop.source(), STEPS - at, skip=skip)
+  shop.assert_same(second, whole)
+  assert len(wanted[-1]) > 3
+  assert followed[before:][-1] == wanted[-1]
 
 
 @pytest.mark.parametrize('then', PLACINGS)

@@ -11,7 +11,7 @@ from slipstream_jax.engine import clock, planner
 from slipstream_jax.engine.clock import HostClock, HostMs, Threads
 from slipstream_jax.engine.engine import Engine
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.schedules.base import ScheduledBatch
+from slipstream_jax.schedules.base import Edge, Predictions, ScheduledBatch
 from slipstream_jax.schedules.chooser import Chooser
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
@@ -26,6 +26,7 @@ from tests.support import small
 
 TICK = 0.01  # ms
 COUNT = 120  # batches of the source
+NO_EDGE = Edge()
 
 
 def simulated_ms(host, threads, left_out, step_ms):
@@ -200,10 +201,12 @@ def test_a_step_on_the_host_takes_its_cores():
   assert not clock.payoff(cheap, whole, *rest, on_host=True).pays
 
 
-def timed(one, spent, seen, dropped, *, trained=100, wait=bool, work=bool):
+def timed(
+  one, spent, seen, dropped, *, trained=100, wait=bool, work=bool, edge=NO_EDGE
+):
   weights = (np.arange(100) < trained).astype(np.float32)
   batch = Batch(None, None, np.zeros(100), weights)
-  with one.timed(spent, ScheduledBatch(batch, {}, seen, dropped), wait):
+  with one.timed(spent, ScheduledBatch(batch, {}, seen, dropped, edge), wait):
     work()
 
 
@@ -269,6 +272,9 @@ def test_some_steps_are_taken_alone_while_examples_are_left_out(monkeypatch):
     timed(one, spent, 200, 150, trained=50, wait=wait, work=work)
   assert len(waits) == 40
   assert one.payoff()[:2] == pytest.approx((0.75, 40))  # of a full batch
+  # What predictions for other batches take is not measured.
+  timed(one, spent, 200, 150, wait=wait, edge=Edge(predicts=Predictions((), 0)))
+  assert one.payoff() is None
   assert one.host_ms() == pytest.approx((0.5, 1, 0, 0, 6, 0, 11))
 
 

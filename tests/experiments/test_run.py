@@ -17,6 +17,8 @@ from experiments.run.summary import (
 )
 from slipstream_jax.data.source import SourceWrapper
 from slipstream_jax.engine.clock import HostClock, Payoff
+from slipstream_jax.scoring import best
+from slipstream_jax.scoring.base import MODEL, SCORERS
 from slipstream_jax.selection import gain
 from tests.support.runs import lines_of, run_job, SHARED, smoke, summary_of
 
@@ -267,6 +269,18 @@ def test_a_run_prints_ten_figures(mode, tmp_path, capsys):
   assert not [line for line in lines if 'checkpoint' in line]
 
 
+@pytest.mark.parametrize('scorer', [*SCORERS, MODEL])
+def test_every_scorer_chooses_in_a_run(scorer, tmp_path, monkeypatch):
+  monkeypatch.setattr(best, 'TRIAL', 2000)
+  settings = {'train.steps': 60, 'eval.curve_steps': 0, 'skip.scorer': scorer}
+  settings |= {'skip.mode': 'examples', 'skip.drop': 0.4}
+  assert run_job(tmp_path / 'run', smoke(**settings)) == 0
+  summary = summary_of(tmp_path / 'run')
+  assert summary['examples_dropped_share'] == pytest.approx(0.3, abs=0.08)
+  assert summary['scorer'] == scorer
+  assert (summary['scorer_chosen'] is None) == (scorer != 'best')
+
+
 def test_skipping_that_costs_time_is_told_in_one_line(
   tmp_path, capsys, monkeypatch
 ):
@@ -297,6 +311,10 @@ def test_skipping_that_costs_time_is_told_in_one_line(
     ({'choosing': gain.VERDICTS[3]}, 'unknown, .* too few examples'),
     ({'skipping_saves_time': False}, 'no, leaving out 40% .* more than 3 ms'),
     ({'skipping_saves_time': None}, 'unknown, .* too short'),
+    (
+      {'skipping_saves_time': None, 'scorer': 'model'},
+      'unknown, .* the model to predict',
+    ),
     ({'log_loss': 0.37}, 'unknown, .* far worse than the model'),
     ({'scorer_log_loss': 0.4}, 'unknown, .* far better than the model'),
   ],
@@ -304,6 +322,7 @@ def test_skipping_that_costs_time_is_told_in_one_line(
 def test_a_run_says_whether_choosing_pays(known, says):
   summary = {
     'choosing': gain.VERDICTS[0],
+    'scorer': 'linear',
     'skipping_saves_time': True,
     'step_ms': 2.0,
     'step_ms_to_pay': 3.0,

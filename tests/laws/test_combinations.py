@@ -93,7 +93,7 @@ WORLDS = st.builds(
   st.sampled_from([*market.SKIPS]),
   st.booleans(),
   st.booleans(),
-)
+).filter(lambda world: world.heads == 1 or world.skip != 'model')
 DEEDS = st.sampled_from(
   ['evaluate', 'predict', 'rows', 'close', 'move', 'move', 'move to a used one']
 )
@@ -283,6 +283,7 @@ def test_a_life_in_pieces_is_the_life_in_one(
 @pytest.mark.parametrize('heads', MODELS)
 def test_the_lives_differ(heads):
   """Else the law would hold of anything."""
-  worlds = [World(heads, True, skip, True, False) for skip in market.SKIPS]
+  skips = [skip for skip in market.SKIPS if heads == 1 or skip != 'model']
+  worlds = [World(heads, True, skip, True, False) for skip in skips]
   losses = [tuple(in_one_piece(world)[0]) for world in worlds]
   assert len({*losses}) >= 3

@@ -209,6 +209,9 @@ def planned(source, spec, placement, depth, workers, most=60):
         if item.scheduled.edge.scores is not None:
           number = item.scheduled.edge.scores
           probe.put_loss(number, trainer.losses[number])
+        if item.scheduled.edge.predicts is not None:
+          for number, _ in item.scheduled.edge.predicts.batches:
+            probe.put_predicted(number, trainer.logits[number])
     except UserError:
       pass
   return emitted, trainer.rows

@@ -221,6 +221,15 @@ def test_nothing_is_skipped_in_the_end(policy, refill):
   ]
 
 
+@pytest.mark.parametrize('follows', [{'drop': 'auto'}, {'scorer': 'model'}])
+def test_regrouped_batches_do_not_follow_the_model(follows):
+  regrouping = SCHEDULES['hotline'](3).regrouping
+  ((name, value),) = follows.items()
+  said = f"{name} '{value}' follows the model in the order of the source"
+  with pytest.raises(UserError, match=said):
+    slipstream(Skip(policy='surprise')._replace(**follows), None, regrouping)
+
+
 def test_regrouped_batches_are_filled_up():
   regrouping = SCHEDULES['hotline'](3).regrouping
   with pytest.raises(UserError, match='go in the order of the source, got ref'):

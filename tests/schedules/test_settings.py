@@ -96,7 +96,10 @@ BAD = {
     {'phases': PHASES._replace(window=40)},
     'a period must be longer than the 42 batches.*got 20',
   ),
-  'scorer': ({'scorer': 'forest'}, 'scorer must be one of pairs, linear'),
+  'scorer': (
+    {'scorer': 'forest'},
+    'scorer must be one of pairs, linear, best, model',
+  ),
   'random': ({'drop': 'auto', 'policy': 'random'}, "drop 'auto' leaves out"),
   'stale': (
     {'drop': 'auto', 'policy': 'stale_importance'},
@@ -109,6 +112,10 @@ BAD = {
   'rows': (
     {'drop': 'auto', 'policy': 'surprise', 'mode': 'rows'},
     'mode rows',
+  ),
+  'auto_by_model': (
+    {'drop': 'auto', 'policy': 'surprise', 'scorer': 'model'},
+    'a scorer that learns beside it, got scorer model',
   ),
   'free': ({'auto_cost': 0.0}, r'in .0, 1., got 0.0'),
   'much': ({'drop': 'much'}, 'drop target must be in'),

@@ -227,6 +227,9 @@ def test_a_loss_that_is_not_logistic_is_refused():
     slipstream(trainer_of(recipe), source(), SKIP)
   weighted = SKIP._replace(policy='surprise')
   slipstream(trainer_of(recipe), source(), weighted).close()
+  by_model = weighted._replace(scorer='model')
+  with pytest.raises(UserError, match=r"scorer 'model' takes .* logistic"):
+    slipstream(trainer_of(recipe), source(), by_model)
 
 
 def test_labels_that_are_no_clicks_are_refused_with_the_first_batch():

@@ -24,6 +24,7 @@ SKIPS = {
   'stale': slip.Skip(0.5, 'stale', phases=PHASES),
   'random': slip.Skip(0.6, 'random', phases=PHASES, drop_of='hot'),
   'rows': slip.Skip(0.6, mode='rows', phases=PHASES),
+  'model': slip.Skip(0.4, scorer='model', phases=slip.Phases(1, 0, 3, 9)),
 }
 PLACINGS = {
   'resident': 'resident',

@@ -87,7 +87,7 @@ class TrainerParts:
     self.snapshot, self.touches = self.rows.copy(), np.zeros(HOT, np.int32)
     self.stale = np.zeros(HOT, bool)
     self.window, self.change = 0, None
-    self.losses = {}
+    self.losses, self.logits = {}, {}
     self.steps = 0
 
   def step(self, item):
@@ -123,6 +123,15 @@ class TrainerParts:
     if edge.tells is not None:
       loss = float(abs(self.rows).sum() * 1e3 % 7)
       self.losses = self.losses | {edge.tells: loss}
+    if edge.predicts is not None:
+      batches, since = edge.predicts
+      rows = np.append(self.rows, 0.1).astype(np.float32)
+      logits = {
+        number: rows[HOT_ROWS.places(batch.lookups)].sum(axis=1) - 1
+        for number, batch in batches
+      }
+      kept = {n: x for n, x in self.logits.items() if n >= since}
+      self.logits = kept | logits
 
 
 class Probe:
@@ -145,6 +154,13 @@ class Probe:
       self.trainer.step(self.planned.popleft())
     return self.trainer.losses[number]
 
+  def predicted(self, number):
+    while number not in self.trainer.logits:
+      if not self.planned:
+        raise Deadlock(f'batch {number} of {sorted(self.trainer.logits)}')
+      self.trainer.step(self.planned.popleft())
+    return self.trainer.logits[number]
+
   @property
   def losses(self):
     return self.trainer.losses
@@ -158,6 +174,13 @@ class Probe:
 
   def resume_losses(self, number):
     assert number == max(self.trainer.losses, default=0)
+
+  def knows_predicted(self, number):
+    return number in self.trainer.logits
+
+  def resume_predicted(self, number):
+    logits = self.trainer.logits.items()
+    self.trainer.logits = {n: x for n, x in logits if n <= number}
 
 
 class Position(NamedTuple):
@@ -196,8 +219,15 @@ def same(one, other):
 
 def _bytes(item):
   stale = None if item.edge.stale is None else item.edge.stale.tolist()
-  batch = [c if c is None else c.tobytes() for c in item.batch]
-  return item._replace(batch=batch, edge=item.edge._replace(stale=stale))
+  edge = item.edge._replace(stale=stale)
+  if edge.predicts is not None:  # positions differ in how far back they go
+    batches = [(n, _columns(batch)) for n, batch in edge.predicts.batches]
+    edge = edge._replace(predicts=batches)
+  return item._replace(batch=_columns(item.batch), edge=edge)
+
+
+def _columns(batch):
+  return [c if c is None else c.tobytes() for c in batch]
 
 
 def run(

@@ -47,6 +47,7 @@ def all_settings(draw, settle=1):
     draw(st.booleans()),
     draw(st.sampled_from([None, 0, 0.25, 1])),
     draw(st.sampled_from([None, None, 0, 9, 30])) if mode != 'rows' else None,
+    draw(st.sampled_from(['linear', 'model'])),
   )
 
 
@@ -89,8 +90,10 @@ IN_ORDER = ('plain', 'slipstream')
 def _that_go_together(given):
   settings, batches, regrouping = given
   regroups = regrouping is not None and regrouping.queue is not None
-  refill = settings.refill or regroups
-  return settings._replace(refill=refill), batches, regrouping
+  settings = settings._replace(refill=settings.refill or regroups)
+  if regrouping is not None:
+    settings = settings._replace(scorer='linear')
+  return settings, batches, regrouping
 
 
 @st.composite

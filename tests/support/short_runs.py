@@ -28,7 +28,7 @@ WHERE = PLACEMENTS | {
   'look_ahead': cached(60, 'look_ahead', look_ahead=2),
 }
 # The last: what a chain lets stand still by itself.
-SCHEDULES = ('plain', 'rows', 'examples', 'auto', 'chain')
+SCHEDULES = ('plain', 'rows', 'examples', 'auto', 'model', 'chain')
 PHASES = Phases(warm_up=2, window=3, settle=3, period=10)
 
 
@@ -58,6 +58,8 @@ def source():
 def skip(mode):
   if mode == 'auto':
     return Skip('auto', phases=PHASES, seed=3)
+  if mode == 'model':
+    return Skip(0.4, 'surprise', phases=PHASES, seed=3, scorer='model')
   return Skip(0.5, 'stale', mode, PHASES, seed=3)
 
 
