@@ -277,6 +277,7 @@ def skipping(
   skip.auto_cost = 0.001  # share of the log loss that auto may lose
   # Model that predicts clicks for policies that need it: 'pairs', 'linear', or
   # 'best', the one of them with the smaller loss on the first 65,536 examples.
+  # 'model' takes the model that is trained, which costs a pass per example.
   skip.scorer = 'linear'
   skip.drop_of = 'all'  # skip.drop is a share of 'all' or 'hot' examples
   # Batches between two fits of the policy. 0: one fit in each period.
