@@ -59,6 +59,7 @@ def figures_of(
 
 def _common(cell: Cell, group: list[Run]) -> dict[str, Any]:
   known = [run.calibration for run in group if run.calibration is not None]
+  promised = [run.promised for run in group if run.promised is not None]
   choosing = [run.seconds_choosing / max(run.seconds, 1e-9) for run in group]
   return {
     **cell._asdict(),
@@ -72,6 +73,7 @@ def _common(cell: Cell, group: list[Run]) -> dict[str, Any]:
     'choosing': mean(choosing),
     'loaded': mean([run.bytes_loaded for run in group]),
     'stored': mean([run.bytes_stored for run in group]),
+    'promised': mean(promised) if promised else None,
   }
 
 

@@ -331,7 +331,7 @@ def measure(case: Case, cell: Cell, tell: Tell) -> tuple[Run, list[Point]]:
   most = build.most_steps(config, case.data, batches)
   some = math.ceil(config.eval.curve_examples / config.eval.batch_size)
   points: list[Point] = []
-  hot_share = None
+  hot_share = promised = None
 
   def has_read(examples: float) -> bool:
     return trainer.engine.counters.examples_seen >= examples
@@ -353,7 +353,10 @@ def measure(case: Case, cell: Cell, tell: Tell) -> tuple[Run, list[Point]]:
       meter.start()
       for at in train(trainer, planned, most - begun, stop):
         meter.add(at)
-        hot_share = (at.event or {}).get('examples_hot', hot_share)
+        event = at.event or {}
+        hot_share = event.get('examples_hot', hot_share)
+        if 'log_loss_lost' in event:
+          promised = max(promised or 0.0, event['log_loss_lost'])
         if at.step % config.log_steps == 0:
           facts = report.rates(meter.line())[:2]
           tell(at.counters.examples_seen // size, *facts)
@@ -378,6 +381,7 @@ def measure(case: Case, cell: Cell, tell: Tell) -> tuple[Run, list[Point]]:
     log_loss=metrics.log_loss,
     calibration=metrics.calibration,
     test_examples=metrics.examples,
+    promised=promised,
   )
   return run, points
 

@@ -179,8 +179,8 @@ def overview(
 def warnings(runs: Sequence[Run], curve: Sequence[Point]) -> list[str]:
   """Returns what to know before the figures are used.
 
-  Whether plain training has not come to its end, and which policies lose as
-  much as random dropping.
+  Whether plain training has not come to its end, which policies lose as much as
+  random dropping, and what `AUTO` has promised.
   """
   words, rises = [], last_rises(curve)
   if rises and all(rise > _RISE for rise in rises):
@@ -190,6 +190,11 @@ def warnings(runs: Sequence[Run], curve: Sequence[Point]) -> list[str]:
       ' rates (config.optimizer), or with more --epochs'
     )
   for row in figures_of(runs, curve):
+    if row['policy'] == AUTO and row['promised'] is not None:
+      words.append(
+        f'auto promised to add at most {row["promised"].mean:.4f} to the log'
+        f' loss, and added {sure(row["log loss added"], change)}'
+      )
     gain: Estimate | None = row.get("AUC less random's")
     if gain is None or gain.mean > 0 or row['policy'].startswith(CONTROL):
       continue

@@ -61,6 +61,9 @@ class Run(NamedTuple):
   test_examples: int
   bytes_loaded: int
   bytes_stored: int
+  promised: float | None = None
+  """The most that dropping costs by the run's own estimates, in log loss. None
+  where it makes none: only `AUTO` does."""
 
   @property
   def dropped(self) -> float:

@@ -25,7 +25,7 @@ from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import EVICTIONS, PLACEMENTS
 from slipstream_jax.schedules.settings import MODES, OF
 from slipstream_jax.schedules.systems import SYSTEMS
-from slipstream_jax.scoring.base import SCORERS
+from slipstream_jax.scoring.base import MODEL, SCORERS
 from slipstream_jax.selection.hot import CUTS
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store.tiered import STORES
@@ -120,7 +120,7 @@ CHOICES = {
   'skip.drop_of': OF,
   'skip.mode': {**MODES, 'off': None},
   'skip.policy': POLICIES,
-  'skip.scorer': SCORERS,
+  'skip.scorer': [*SCORERS, MODEL],
   'store.kind': STORES,
   'system': SYSTEMS,
   'train.on_bad_loss': ON_BAD_LOSS,

@@ -6,11 +6,12 @@ import itertools
 import math
 import statistics
 
+import numpy as np
 import pytest
 
 from experiments.compare import page
 from experiments.compare.job import ANCHORS
-from experiments.compare.results import Results, RUNS
+from experiments.compare.results import AUTO, Results, RUNS
 from tests.experiments.compare import drawn
 from tests.support.pages import assert_complete
 from tests.support.runs import smoke
@@ -109,6 +110,23 @@ def test_policies_that_are_worse_than_random_are_named(folder, parsed):
   assert all(words in parsed.words for words in warnings)
   mild = [run for run in kept.runs if run.policy != 'stale']
   assert len(page.warnings(mild, kept.curve)) == 1
+
+
+def test_what_auto_promised_stands_beside_what_it_added(folder):
+  kept = Results(folder, smoke(), longer=1.0, own=None)
+  own = [run for run in kept.runs if run.policy in ('plain', 'random')]
+  found = [
+    run._replace(policy=AUTO, promised=promised)
+    for run, promised in zip(
+      (run for run in kept.runs if run[:2] == ('surprise', 0.4)),
+      itertools.cycle([0.0003, 0.0005]),
+    )
+  ]
+  (said,) = (x for x in page.warnings(own + found, []) if 'auto' in x)
+  promised = np.mean([run.promised for run in found])
+  assert f'at most {promised:.4f} to the log loss, and added +0.00' in said
+  silent = [run._replace(promised=None) for run in found]
+  assert not any('promised' in x for x in page.warnings(own + silent, []))
 
 
 def test_a_plain_run_that_is_still_learning_is_named(folder, parsed):
