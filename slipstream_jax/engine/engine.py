@@ -38,6 +38,7 @@ from slipstream_jax.types import (
   RowBlock,
   RowIds,
   StaleRows,
+  Unique,
 )
 
 # More steps than any run takes. `step // _MANY_STEPS` counts restores, and the
@@ -365,11 +366,17 @@ class Engine:
 
   def plan(self, lookups: Lookups) -> Plans:
     """Returns plans for a single batch outside of training. Moves nothing."""
-    plans = []
-    for group, of_table in zip(self.groups, self.tables.groups, strict=True):
-      unique = unique_rows_of(lookups, of_table)
-      plans.append(plan_with(unique, group.kept.slots_of(unique.rows)))
-    return tuple(plans)
+    groups = self.tables.groups
+    return self.plan_found(
+      tuple(unique_rows_of(lookups, group) for group in groups)
+    )
+
+  def plan_found(self, uniques: Sequence[Unique]) -> Plans:
+    """Returns the same as `plan`, given the unique rows of each group."""
+    return tuple(
+      plan_with(unique, group.kept.slots_of(unique.rows))
+      for group, unique in zip(self.groups, uniques, strict=True)
+    )
 
   def look_up(
     self, lookups: Lookups

@@ -178,6 +178,8 @@ class PlannedBatch(NamedTuple):
   """Per group, the reassigned rows that start from a vector of their id."""
   exchanges: tuple[Exchange, ...] = ()
   """Per group, what several devices exchange. Empty: there is one device."""
+  predicted: tuple[tuple[Unique, ...], ...] = ()
+  """Of each batch of `Edge.predicts`, per group the unique rows."""
 
   @property
   def batch(self) -> Batch:
@@ -277,6 +279,7 @@ class UniqueBatch(NamedTuple):
   row_weights: RowWeights
   spent: HostMs
   exchanges: tuple[Exchange, ...] = ()
+  predicted: tuple[tuple[Unique, ...], ...] = ()
 
 
 def _read(schedule: Schedule) -> Iterator[tuple[ScheduledBatch, HostMs]]:
@@ -410,6 +413,7 @@ class Planner(NamedTuple):
         done.spent._replace(plan=_ms_since(started)),
         vectors,
         done.exchanges,
+        done.predicted,
       )
       step += 1
 
@@ -473,5 +477,10 @@ class Planner(NamedTuple):
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques
       )
+      predicts, groups = item.edge.predicts, self.tables.groups
+      predicted = tuple(
+        tuple(unique_rows_of(batch.lookups, group) for group in groups)
+        for _, batch in (() if predicts is None else predicts.batches)
+      )
     spent = spent._replace(find=_ms_since(started))
-    return UniqueBatch(item, uniques, of_rows, spent, exchanges)
+    return UniqueBatch(item, uniques, of_rows, spent, exchanges, predicted)

@@ -231,7 +231,7 @@ def _take_step(
     if scheduled.edge.refreezes:
       _refreeze(trainer, scheduled.edge)
     _judge(trainer, item)
-    predicted, for_them = predict(trainer, scheduled.edge.predicts)
+    predicted, for_them = predict(trainer, item)
     on_host = rows != 'stream'
     blocks = engine.load(item.plans, item.reassigned, on_host, item.vectors)
     updated = update_step(trainer, item, blocks, rows)
@@ -622,15 +622,18 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
 
 
 def predict(
-  trainer: TrainerParts, asked: Predictions | None
+  trainer: TrainerParts, item: PlannedBatch
 ) -> tuple[list[Array], Counters]:
-  """Returns the logits of batches, and the rows that were loaded for them.
+  """Returns the logits of the batches that are to be predicted before a step.
 
-  Waits for no step, and changes nothing.
+  And counts the rows that were loaded for them. Waits for no step, and changes
+  nothing.
   """
   predicted, loaded, engine = list[Array](), Counters(), trainer.engine
-  for _, batch in () if asked is None else asked.batches:
-    plans = engine.plan(batch.lookups)
+  asked = item.scheduled.edge.predicts
+  batches = () if asked is None else asked.batches
+  for (_, batch), uniques in zip(batches, item.predicted, strict=True):
+    plans = engine.plan_found(uniques)
     for plan, row_bytes in zip(plans, engine.row_bytes, strict=True):
       rows = len(plan.load)
       move = Counters(rows_loaded=rows, bytes_loaded=rows * row_bytes)
@@ -686,7 +689,7 @@ def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
       hint='lower the learning rates or look for bad values in the data',
     )
   real = int(np.count_nonzero(scheduled.batch.weights))
-  predicted, loaded = predict(trainer, scheduled.edge.predicts)
+  predicted, loaded = predict(trainer, item)
   with held():
     batches.advance()
     if scheduled.edge.tells is not None:

@@ -93,11 +93,12 @@ def test_scores_are_what_the_model_predicts_then():
   steps, batches, known = {}, {}, {}
   predict, put = loop.predict, StepProbe.put_predicted
 
-  def predicted(trainer, asked):
+  def predicted(trainer, item):
+    asked = item.scheduled.edge.predicts
     for number, batch in () if asked is None else asked.batches:
       steps[number] = int(jax.device_get(trainer.state.step))
       batches[number] = batch
-    return predict(trainer, asked)
+    return predict(trainer, item)
 
   def noted(probe, number, logits):
     known[number] = np.asarray(jax.device_get(logits))
