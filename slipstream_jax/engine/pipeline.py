@@ -176,7 +176,7 @@ class StepProbe(_StepWaiter):
       self._wait(
         lambda: number in self._logits,
         f'what the model predicts of batch {number} of the source',
-        'no step after which it does',
+        'no step before which it does',
       )
       logits = self._logits[number]
     return np.asarray(to_host(logits))

@@ -30,7 +30,7 @@ class Ahead(Generic[T]):
     """Starts without an item.
 
     Args:
-      settle: steps from one that predicts a batch to the question for it.
+      settle: steps from the one that predicts a batch to the batch's turn.
       drop: share of the examples that is left out, below 1.
     """
     self._settle = settle
@@ -58,14 +58,14 @@ class Ahead(Generic[T]):
     """Counts a step. Returns what it predicts, or None if that is nothing.
 
     Args:
-      since: number of the first batch of which a position has the source.
+      since: number of the batch from which a position after the step reads.
     """
     new = [
       (number, batch)
       for number, batch, _ in self._items
       if batch is not None and number > self._asked_to
     ]
-    # The first step would predict all, of which the first ones come too soon.
+    # The first step would predict all of them, and many would be late.
     if not self._steps:
       new = []
     for number, _ in new:
@@ -111,7 +111,7 @@ class Ahead(Generic[T]):
       knows: whether the logits of the batch of a number are there.
 
     Raises:
-      UserError: some that were asked for are not. The steps after which the
+      UserError: some that were asked for are not. The steps before which the
         model predicted them are in the past, so waiting would deadlock.
     """
     unknown = [number for number, _ in state['asked'] if not knows(number)]

@@ -24,9 +24,9 @@ class Predictions(NamedTuple):
   """Batches of the source that the model scores before a step."""
 
   batches: tuple[tuple[int, Batch], ...]
-  """Their numbers, and they."""
+  """Each batch with its number in the source."""
   since: int
-  """Once the step is taken, scores of lower numbers are not needed any more."""
+  """Once the step is taken, logits of lower numbers are not needed any more."""
 
 
 class Edge(NamedTuple):

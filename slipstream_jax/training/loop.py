@@ -624,10 +624,10 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
 def predict(
   trainer: TrainerParts, item: PlannedBatch
 ) -> tuple[list[Array], Counters]:
-  """Returns the logits of the batches that are to be predicted before a step.
+  """Predicts the batches that a step's edge names, without waiting for a step.
 
-  And counts the rows that were loaded for them. Waits for no step, and changes
-  nothing.
+  Returns:
+    Their logits, and counts of the rows that were loaded for them.
   """
   predicted, loaded, engine = list[Array](), Counters(), trainer.engine
   asked = item.scheduled.edge.predicts
