@@ -90,6 +90,15 @@ class DropTarget:
     thins = self._policy.thins_cold and self._of_all
     return bool((sample.hot | thins).any())
 
+  def _knows(self, sample: ExampleFacts) -> bool:
+    """Whether there is a score to fit to, if the policy needs scores.
+
+    Without one, any scale fits, and would drop most examples that have one.
+    """
+    if not self._policy.scored or sample.scores is None:
+      return True
+    return not np.isnan(sample.scores).all()
+
   def fit(self, sample: ExampleFacts) -> tuple[Fit, float]:
     """Fits the policy to the sample of a decision.
 
@@ -97,7 +106,9 @@ class DropTarget:
       The fit, and the share of the sample that it drops too little. That share
       exceeds rounding if the policy cannot drop as many.
     """
-    fitted = fit(self._policy, sample, self.drop, self._of_all)
+    fitted = Fit(np.inf)
+    if self._knows(sample):
+      fitted = fit(self._policy, sample, self.drop, self._of_all)
     never = np.zeros(len(sample.hot), np.float32)
     chances = select(self._policy, sample, fitted, never).probability
     dropped = len(chances) - float(chances.sum(dtype=np.float64))
@@ -123,12 +134,12 @@ class DropTarget:
 
     Returns:
       The fit, or the last one, `fitted`, if none of the examples may be
-      dropped.
+      dropped, or none has a score that the policy needs.
     """
     sample, asked = self.latest(), self._since.asked
     if asked:  # else none of them was of those that are asked for
       self._owed = min(max(self._owed, -OWED * asked), OWED * asked)
-    if self.can_fit(sample):
+    if self.can_fit(sample) and self._knows(sample):
       drop = self.drop
       if asked:
         # Makes up for the deficit in as many batches again, but stays within

@@ -17,7 +17,7 @@ SKIPS = {
   'surprise': slip.Skip(0.3, 'surprise', phases=PHASES),
   'stale': slip.Skip(0.4, 'stale', phases=PHASES),
   'rows': slip.Skip(0.4, mode='rows', phases=PHASES),
-  'model': slip.Skip(0.4, scorer='model', phases=slip.Phases(2, 0, 3, 25)),
+  'model': slip.Skip(0.3, scorer='model', phases=slip.Phases(6, 0, 3, 25)),
 }
 PLACINGS = {name: name for name in PLACEMENTS} | {
   'by value': cached(30, look_ahead=2),

@@ -179,6 +179,20 @@ def test_a_policy_keeps_its_fit_where_nothing_may_be_dropped(of_all):
   assert not target.is_due()
 
 
+def test_examples_without_a_score_fit_nothing():
+  """Any scale fits them, and could drop most of the first that have one."""
+  target = DropTarget(POLICIES['surprise_offset'], 0.4, True, 1)
+  known = next(stream(400, (1, 1), (1, 1)))
+  unknown = known._replace(scores=np.full(400, np.nan, np.float32))
+  fitted, missed = target.fit(unknown)
+  assert fitted == Fit(np.inf)
+  assert missed == 0.4
+  target.count(unknown, 0)
+  assert target.fit_again(fitted) == fitted
+  target.count(known, 0)
+  assert target.fit_again(fitted).scale < np.inf
+
+
 def test_a_decision_says_what_cannot_be_dropped():
   facts = next(stream(4000, (0.25, 0.25), (1, 1)))
   hot = float(facts.hot.mean())
