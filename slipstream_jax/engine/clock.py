@@ -265,7 +265,7 @@ class HostClock:
   def payoff(self) -> Payoff | None:
     """Returns whether skipping pays.
 
-    None if too few steps tell, or if steps also predict other batches.
+    None if too few steps were measured, or if steps also predict other batches.
     """
     if self._predicts or len(self._steps) < _ALONE or not self._device_ms:
       return None

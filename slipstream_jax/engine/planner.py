@@ -179,7 +179,7 @@ class PlannedBatch(NamedTuple):
   exchanges: tuple[Exchange, ...] = ()
   """Per group, what several devices exchange. Empty: there is one device."""
   predicted: tuple[tuple[Unique, ...], ...] = ()
-  """Of each batch of `Edge.predicts`, per group the unique rows."""
+  """Unique rows per group, for each batch of `Edge.predicts`."""
 
   @property
   def batch(self) -> Batch:

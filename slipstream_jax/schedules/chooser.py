@@ -77,7 +77,7 @@ class Prepared(NamedTuple):
   uniforms: Float[np.ndarray, ' B'] | None = None
   """Draws that keep an example or not."""
   real: Bool[np.ndarray, ' _size'] | None = None
-  """Which of its examples are no padding. None: all."""
+  """Mask of the examples that are not padding. None: all are real."""
 
 
 class Chooser:

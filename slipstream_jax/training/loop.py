@@ -624,7 +624,9 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
 def predict(
   trainer: TrainerParts, item: PlannedBatch
 ) -> tuple[list[Array], Counters]:
-  """Predicts the batches that a step's edge names, without waiting for a step.
+  """Predicts the batches that a step's edge names.
+
+  It waits for no step, except where several devices share the examples.
 
   Returns:
     Their logits, and counts of the rows that were loaded for them.

@@ -95,7 +95,7 @@ def test_a_run_resumes_at_any_step_under_any_placement(
 
 @pytest.mark.parametrize('at', [9, 20, 33])
 def test_a_drop_that_is_found_follows_the_model_after_a_restore(at, tmp_path):
-  """What the model lost in steps before it was saved is known afterwards."""
+  """Losses of steps before the save are known after the restore."""
   skip = slip.Skip('auto', phases=slip.Phases(2, 0, 3, 25), refit=2)
   followed = []
 
