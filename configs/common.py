@@ -284,7 +284,8 @@ def skipping(
   skip.refit_batches = 10
   # Whether kept examples are cut into full batches again. False: a step for
   # the kept examples of each batch, so there are as many steps as without.
-  skip.refill = True
+  # None: False where a pass over the data has fewer than 1,000 batches.
+  skip.refill = placeholder(bool)
   # Part of the chance to be kept that is equal for all. None: the policy's.
   skip.uniform = placeholder(float)
   # Share of the run after which nothing is dropped. None: the whole run.

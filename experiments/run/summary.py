@@ -184,6 +184,7 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
   return {
     'skip_mode': skip.mode,
     'skip_policy': policy if skips else None,
+    'skip_refill': run.batches.refills if skips else None,
     'drop': skip.drop if skips else None,
     'drop_of': skip.drop_of if skips else None,
     'examples_dropped_share': share if skips else None,

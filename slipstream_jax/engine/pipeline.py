@@ -383,6 +383,11 @@ class PlannedBatches:
     return self._planner.schedule.unreported()
 
   @property
+  def refills(self) -> bool | None:
+    """Whether kept examples make full batches. None: none are left out."""
+    return self._planner.schedule.refills
+
+  @property
   def seconds_choosing(self) -> float:
     """CPU time that the schedule has spent on choosing examples, in seconds."""
     return self._planner.schedule.seconds

@@ -230,10 +230,12 @@ class Schedule(abc.ABC):
   defaults suit a schedule whose position is that of its source.
 
   Attributes:
+    refills: whether kept examples make full batches. None: none are left out.
     seconds: CPU time spent on deciding and choosing so far. Read at any time.
     seconds_reading: CPU time of the source, where examples are chosen.
   """
 
+  refills: bool | None = None
   seconds = seconds_reading = 0.0
 
   def __init__(self, source: BatchSource) -> None:

@@ -43,6 +43,9 @@ MODES: dict[str, Mode] = {
 """All modes by name."""
 
 
+SHORT = 1000
+"""Batches in a pass below which data are short."""
+
 OF = {'all': True, 'hot': False}
 """Whether the drop target is a share of all examples, by `drop_of`."""
 
@@ -80,9 +83,10 @@ class Skip(NamedTuple):
   refit: int = 10
   """Batches from one fit of the policy's scale to the next while it skips. 0
   fits it once a period, and keeps the hot examples of the start."""
-  refill: bool = True
+  refill: bool | None = None
   """Whether kept examples are cut into full batches again. False takes a step
-  for the kept examples of each batch of the source."""
+  for the kept examples of each batch of the source. None: False where a pass
+  over the source has fewer than `SHORT` batches, as more steps lose less."""
   uniform: float | None = None
   """Uniform part of the probability, in [0, 1]. None: the policy's."""
   until: int | None = None
@@ -129,6 +133,11 @@ class Skip(NamedTuple):
     if self.uniform is None:
       return policy
     return policy._replace(uniform=float(self.uniform))
+
+  @property
+  def refills(self) -> bool:
+    """Whether kept examples make full batches, as for long data if not set."""
+    return self.refill is None or bool(self.refill)
 
   @property
   def of_all(self) -> bool:
@@ -205,7 +214,7 @@ class Skip(NamedTuple):
       'scorer': in_words(self.scorer),
       'auto_cost': float(self.auto_cost),
       'phases': [int(count) for count in self.chosen_phases],
-      'refill': bool(self.refill),
+      'refill': self.refills,
     }
     return ', '.join(f'{key} {value}' for key, value in values.items())
 
@@ -256,9 +265,9 @@ def check_settings(settings: Skip) -> None:
       check_whole(count, least, f'Skip.{name}', hint)
   check(
     'refill',
-    isinstance(settings.refill, bool | np.bool),
-    'refill must be True or False',
-    'pick one of them',
+    settings.refill is None or isinstance(settings.refill, bool | np.bool),
+    'refill must be True, False or None',
+    'leave it out to have it chosen by the length of the data',
   )
   check(
     'uniform',

@@ -76,7 +76,7 @@ def slipstream(
   """
   check_settings(settings)
   cuts = regrouping is not None and regrouping.queue is not None
-  if regrouping is not None and cuts and not settings.refill:
+  if regrouping is not None and cuts and not settings.refills:
     raise UserError(
       'batches that are not filled up again go in the order of the source',
       got=f'refill {settings.refill}, and {regrouping.name}',
@@ -162,6 +162,7 @@ class Slipstream(Schedule):
     self._regrouping, self._multiple = regrouping, multiple
     cuts = regrouping is not None and regrouping.queue is not None
     self._only_regroups = cuts and settings.until == 0
+    self.refills = settings.refills
     self._words = settings.in_words()
     if regrouping is not None:
       self._words += f', {regrouping.name}'
@@ -196,7 +197,7 @@ class Slipstream(Schedule):
     self._remember(self._after)
 
   def _new_queue(self, batch_size: int, state: State | None = None) -> Queue:
-    if not self._settings.refill:
+    if not self._settings.refills:
       return SingleBatchQueue(batch_size, state)
     if self._regrouping is None or self._regrouping.queue is None:
       return Rebatcher(batch_size, state)

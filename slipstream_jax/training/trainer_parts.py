@@ -45,7 +45,7 @@ from slipstream_jax.placement.fixed import (
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import Regrouping, ScheduleSpec
 from slipstream_jax.schedules.phases import phases_for
-from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.schedules.settings import SHORT, Skip
 from slipstream_jax.selection.base import Policy
 from slipstream_jax.selection.policies import BLIND, SURPRISE, SURPRISE_OFFSET
 from slipstream_jax.store.base import Storage
@@ -396,9 +396,15 @@ def slipstream(
     multiple = trainer.over.parts
   if settings.policy is None and settings.chosen_mode.drops_examples:
     settings = settings._replace(policy=best_policy(trainer))
-  if settings.phases is None:
+  if settings.phases is None or settings.refill is None:
     source = bound = bound_to(source, trainer.shape.tables)
-    settings = settings._replace(phases=phases_for(bound.batches_per_epoch))
+    length = bound.batches_per_epoch
+    if settings.phases is None:
+      settings = settings._replace(phases=phases_for(length))
+    if settings.refill is None:
+      cuts = regrouping is not None and regrouping.queue is not None
+      long = cuts or length is None or length >= SHORT
+      settings = settings._replace(refill=long)
   how = settings, batches, regrouping, multiple
   spec = systems.SCHEDULES['slipstream'](*how)
   return scheduled(trainer, source, spec, depth, workers)

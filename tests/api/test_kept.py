@@ -22,6 +22,7 @@ from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules import chooser, scored
 from slipstream_jax.schedules.scored import BatchScorer
+from slipstream_jax.training import trainer_parts
 from tests.api import shop
 from tests.support.texts.mutations import flip
 from tests.support.watchdog import watchdog
@@ -91,6 +92,30 @@ def test_a_run_resumes_at_any_step_under_any_placement(
     trainer.restore(again)
     trainer.train(shop.source(), STEPS - at, skip=settings)
   shop.assert_same(trainer, wholes[skip])
+
+
+@pytest.mark.parametrize('short', [20, 21, 22])
+@pytest.mark.parametrize('refill', [None, True, False])
+def test_kept_examples_make_full_batches_where_data_are_long(short, refill):
+  skip = slip.Skip(0.5, phases=slip.Phases(1, 0, 1, 0), refill=refill)
+  source = shop.source(epochs=1)  # 21 batches
+  with (
+    mock.patch.object(trainer_parts, 'SHORT', short),
+    shop.trainer() as trainer,
+  ):
+    steps = len(trainer.train(source, skip=skip).losses)
+  refilled = short <= 21 if refill is None else refill
+  assert (steps < 18) == refilled
+  assert steps == 21 or refilled
+
+
+def test_kept_examples_make_full_batches_where_the_length_is_not_known():
+  skip = slip.Skip(0.5, phases=slip.Phases(1, 0, 1, 0))
+  source = slip.batches(
+    shop.dicts, [*shop.IDS], 'label', dense='dense', batch_size=shop.BATCH
+  )
+  with shop.trainer() as trainer:
+    assert len(trainer.train(source, skip=skip).losses) < 18
 
 
 @pytest.mark.parametrize('at', [9, 20, 33])

@@ -278,6 +278,7 @@ def test_every_scorer_chooses_in_a_run(scorer, tmp_path, monkeypatch):
   summary = summary_of(tmp_path / 'run')
   assert summary['examples_dropped_share'] == pytest.approx(0.3, abs=0.08)
   assert summary['scorer'] == scorer
+  assert summary['skip_refill'] is True  # the stream has no length
   assert (summary['scorer_chosen'] is None) == (scorer != 'best')
 
 

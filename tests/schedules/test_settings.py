@@ -80,7 +80,7 @@ BAD = {
   'target_text': ({'drop': '0.3'}, "drop target must be.*got '0.3'"),
   'of': ({'drop_of': 'some'}, "drop_of must be one of all, hot, got 'some'"),
   'refit': ({'refit': -1}, 'refit must be a whole number, at least 0, got -1'),
-  'refill': ({'refill': 'yes'}, 'refill must be True or False'),
+  'refill': ({'refill': 'yes'}, 'refill must be True, False or None'),
   'uniform': ({'uniform': 1.5}, 'uniform part .* must be in .0, 1., got 1.5'),
   'until': ({'until': 0.9}, 'until must be a whole number.*got 0.9'),
   'until_rows': (

@@ -37,7 +37,7 @@ every_policy = pytest.mark.parametrize('policy', POLICIES)
 
 
 def settings(**changes):
-  base = Skip(0.5, POLICIES['stale'], 'examples', PHASES, seed=3)
+  base = Skip(0.5, POLICIES['stale'], 'examples', PHASES, seed=3, refill=True)
   return base._replace(**{'drop_of': 'hot'} | changes)
 
 
