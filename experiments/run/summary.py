@@ -241,6 +241,11 @@ def choosing_in_words(summary: dict[str, Any]) -> str | None:
       'unknown, because nothing measures what it takes the model to predict:'
       ' compare the time with that of scorer linear'
     )
+  if saves is None and not summary['skip_refill']:
+    return (
+      'unknown, because nothing measures how much sooner a smaller step ends:'
+      ' compare the time with refill=True'
+    )
   if saves is None:
     return 'unknown, because this run was too short to see if it saves time'
   return 'yes, the scores tell what teaches little, and it saves time'

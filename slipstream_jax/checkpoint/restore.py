@@ -103,10 +103,8 @@ def _put(
     trainer.state = state_of(trainer, arrays['state'])
     _put_rows(trainer, place, chain)
     trainer.engine.swap_hot(payload.get('hot_here', False))
-    for loss in payload.get('losses', ()):
-      trainer.probe.put_loss(*loss)
-    for logits in predicted:
-      trainer.probe.put_predicted(*logits)
+    trainer.probe.losses.put_all(dict(payload.get('losses', ())))
+    trainer.probe.logits.put_all(dict(predicted))
     trainer.engine.counters = counters
     trainer.grown = grown
     trainer.names = _names(trainer, payload)

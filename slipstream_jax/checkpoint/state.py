@@ -90,7 +90,7 @@ def dense_state(
   step = int(to_host(trainer.state.step))
   check_finite('the model', trainer.state.variables, step)
   position = {'of': schedule_state, 'grown': trainer.grown}
-  logits = [list(one) for one in trainer.probe.logits]
+  logits = [list(one) for one in trainer.probe.logits.all().items()]
   schedule = pack({**position, 'predicted': logits}, before)
   # Copies, as the next step replaces the arrays.
   arrays = jax.tree.map(lambda x: np.array(to_host(x)), arrays_of(trainer))
@@ -101,7 +101,7 @@ def dense_state(
     'grown': schedule.state['grown'],
     'schedule': schedule.checksum,
     'window': trainer.probe.window,
-    'losses': list(trainer.probe.losses.items()),
+    'losses': [(n, float(x)) for n, x in trainer.probe.losses.all().items()],
     'predicted': schedule.state['predicted'],
     'hot_here': trainer.engine.hot_here,
     'counters': trainer.counters_of_steps._asdict(),

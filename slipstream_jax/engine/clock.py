@@ -190,7 +190,9 @@ class HostClock:
     self.whole: HostMs | None = None
     self._steps = collections.deque[_Step](maxlen=_RECENT)
     self._device_ms: list[float] = []
-    self._taken, self._skips, self._predicts = 0, False, False
+    self._taken, self._skips = 0, False
+    # Whether some steps also predict other batches, or are of smaller ones.
+    self._predicts = self._smaller = False
     # After the last step: the processor's time of this thread, and of all.
     self._stepped, self._process = time.thread_time(), time.process_time()
 
@@ -224,6 +226,7 @@ class HostClock:
       self._device_ms.append(1e3 * seconds / trained)
     self._taken += 1
     self._predicts = self._predicts or item.edge.predicts is not None
+    self._smaller = self._smaller or len(item.batch.labels) < size
     if self._skips and not item.dropped:
       return
     if item.dropped and not self._skips:
@@ -265,13 +268,16 @@ class HostClock:
   def payoff(self) -> Payoff | None:
     """Returns whether skipping pays.
 
-    None if too few steps were measured, or if steps also predict other batches.
+    None if too few steps were measured, if steps also predict other batches, or
+    if a device of its own takes smaller batches, perhaps in the time of a full
+    one.
     """
-    if self._predicts or len(self._steps) < _ALONE or not self._device_ms:
+    on_host = jax.default_backend() == 'cpu'
+    unknown = self._predicts or (self._smaller and not on_host)
+    if unknown or len(self._steps) < _ALONE or not self._device_ms:
       return None
     host, step_ms = self.host_ms(), float(np.median(self._device_ms))
     whole = self.whole or host._replace(choose=0.0, score=0.0)
-    on_host = jax.default_backend() == 'cpu'
     return payoff(host, whole, self.threads, self.left_out, step_ms, on_host)
 
 

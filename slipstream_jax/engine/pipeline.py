@@ -5,7 +5,8 @@ plans the batches in order, up to `depth` of them ahead. The next call raises an
 error of a thread with its traceback.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
 import os
 import threading
 from typing import Any
@@ -34,7 +35,7 @@ class _StepWaiter:
     self.here, self._interrupted = here, False
     self._there: Callable[[], bool] | None = None
 
-  def _wait(self, there: Callable[[], bool], needed: str, got: str) -> None:
+  def wait(self, there: Callable[[], bool], needed: str, got: str) -> None:
     """Waits, with the lock held, until `there` is true.
 
     Raises:
@@ -68,23 +69,77 @@ class _StepWaiter:
       self.here.notify_all()
 
 
+class Numbered:
+  """Values by number in a mailbox, which step's thread puts, on any device."""
+
+  def __init__(self, mailbox: _StepWaiter, needed: str, got: str) -> None:
+    """Starts empty. The words are of the error if a wait is interrupted."""
+    self._mailbox, self._needed, self._got = mailbox, needed, got
+    self._values: dict[int, Any] = {}
+
+  def put(self, number: int, value: Any) -> None:
+    """Puts a value, for those who wait for it."""
+    self.put_all({number: value})
+
+  def put_all(self, values: Mapping[int, Any]) -> None:
+    """Puts values by number."""
+    with self._mailbox.here:
+      self._values |= values
+      self._mailbox.here.notify_all()
+
+  def wait(self, number: int) -> Float[np.ndarray, ' *shape']:
+    """Waits for the value of that number, and copies it to the host."""
+    with self._mailbox.here:
+      there = functools.partial(self.knows, number)
+      self._mailbox.wait(there, self._needed.format(number), self._got)
+      value = self._values[number]
+    # Outside the lock, as it waits for the device while a step may `put`.
+    return np.asarray(to_host(value))
+
+  def knows(self, number: int) -> bool:
+    """Whether the value of that number is here."""
+    return number in self._values
+
+  def forget(self, number: int) -> None:
+    """Drops values below that number, which no position asks for again."""
+    with self._mailbox.here:
+      self._values = {n: x for n, x in self._values.items() if n >= number}
+
+  def resume(self, number: int) -> None:
+    """Drops values above that number, as their steps will be repeated."""
+    with self._mailbox.here:
+      self._values = {n: x for n, x in self._values.items() if n <= number}
+
+  def all(self) -> dict[int, Float[np.ndarray, ' *shape']]:
+    """Returns all values by number, on the host."""
+    with self._mailbox.here:
+      values = dict(self._values)
+    return {number: np.asarray(to_host(x)) for number, x in values.items()}
+
+
 class StepProbe(_StepWaiter):
-  """Mailbox for the last window's row changes, keyed by window number.
+  """Mailbox of what steps tell the schedule.
 
   The step's thread puts arrays into it. The schedule, in the planner's thread,
   waits for those that it needs, and copies them.
 
   Attributes:
     window: number of the last window put, 0 before the first.
-    change: of that window.
+    change: of the rows in that window.
+    losses: of held-out examples or steps, f32[], by numbers of the schedule.
+    logits: of the model, f32[B], by numbers of the source's batches.
   """
 
   def __init__(self) -> None:
     """Makes an empty mailbox."""
     super().__init__(threading.Condition())
     self.window, self.change = 0, None
-    self._losses: dict[int, Any] = {}
-    self._logits: dict[int, Any] = {}
+    self.losses = Numbered(self, 'loss number {}', 'no step that puts it')
+    self.logits = Numbered(
+      self,
+      'what the model predicts of batch {} of the source',
+      'no step before which it does',
+    )
 
   def put(self, window: int, change: Any) -> None:
     """Puts a window's change and touches: f32[H] and i32[H], on a device."""
@@ -97,7 +152,7 @@ class StepProbe(_StepWaiter):
   def row_change(self, window: int) -> RowChange:
     """Waits for the row changes of that window and copies them to the host."""
     with self.here:
-      self._wait(
+      self.wait(
         lambda: self.window == window,
         f'the row changes of window {window}',
         'no step that ended it',
@@ -124,84 +179,10 @@ class StepProbe(_StepWaiter):
         hint='restore the checkpoint that the state is of, after slipstream()',
       )
 
-  def put_loss(self, number: int, loss: Any) -> None:
-    """Puts a loss f32[], on a device or the host."""
-    with self.here:
-      self._losses[number] = loss
-      self.here.notify_all()
-
-  def loss(self, number: int) -> float:
-    """Waits for the loss with that number and returns it."""
-    with self.here:
-      self._wait(
-        lambda: number in self._losses,
-        f'loss number {number}',
-        'no step that puts it',
-      )
-      loss = self._losses[number]
-    return float(to_host(loss))
-
-  def forget_losses(self, number: int) -> None:
-    """Drops losses below that number."""
-    with self.here:
-      self._losses = {n: x for n, x in self._losses.items() if n >= number}
-
-  def resume_losses(self, number: int) -> None:
-    """Drops losses above that number, as their batches will be repeated."""
-    with self.here:
-      self._losses = {n: x for n, x in self._losses.items() if n <= number}
-
-  @property
-  def losses(self) -> dict[int, float]:
-    """All losses by number. A schedule may ask for them again."""
-    with self.here:
-      losses = dict(self._losses)
-    return {number: float(to_host(loss)) for number, loss in losses.items()}
-
   def take_over(self, other: 'StepProbe') -> None:
-    """Adds the losses and logits of another mailbox, for the same schedule."""
-    with self.here, other.here:
-      self._losses |= other._losses
-      self._logits |= other._logits
-
-  def put_predicted(self, number: int, logits: Any) -> None:
-    """Puts logits f32[B] of a batch, on a device or the host."""
-    with self.here:
-      self._logits[number] = logits
-      self.here.notify_all()
-
-  def predicted(self, number: int) -> Float[np.ndarray, ' _B']:
-    """Waits for the logits of the batch with that number, and copies them."""
-    with self.here:
-      self._wait(
-        lambda: number in self._logits,
-        f'what the model predicts of batch {number} of the source',
-        'no step before which it does',
-      )
-      logits = self._logits[number]
-    return np.asarray(to_host(logits))
-
-  def knows_predicted(self, number: int) -> bool:
-    """Whether the logits of the batch with that number are here."""
-    with self.here:
-      return number in self._logits
-
-  def forget_predicted(self, number: int) -> None:
-    """Drops logits below that number, which no position asks for again."""
-    with self.here:
-      self._logits = {n: x for n, x in self._logits.items() if n >= number}
-
-  def resume_predicted(self, number: int) -> None:
-    """Drops logits above that number, as their steps will be repeated."""
-    with self.here:
-      self._logits = {n: x for n, x in self._logits.items() if n <= number}
-
-  @property
-  def logits(self) -> list[tuple[int, Float[np.ndarray, ' _B']]]:
-    """All logits, with the numbers of their batches."""
-    with self.here:
-      logits = dict(self._logits)
-    return [(number, np.asarray(to_host(x))) for number, x in logits.items()]
+    """Adds the values of another mailbox, for the same schedule."""
+    self.losses.put_all(other.losses.all())
+    self.logits.put_all(other.logits.all())
 
 
 class JudgementProbe(_StepWaiter):
@@ -221,7 +202,7 @@ class JudgementProbe(_StepWaiter):
     """Waits for the masks judged before the given step, or later."""
     judgements = self._judgements
     with self.here:
-      self._wait(
+      self.wait(
         lambda: judgements.window >= step,
         'the stale rows of the last window of skip_stale',
         'no step after it',

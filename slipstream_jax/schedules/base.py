@@ -149,45 +149,48 @@ class Stages(NamedTuple):
 
 
 @runtime_checkable
+class Numbered(Protocol):
+  """Values that steps put under numbers."""
+
+  def wait(self, number: int) -> Float[np.ndarray, ' *shape']:
+    """Waits for the value of that number, and copies it."""
+    ...
+
+  def knows(self, number: int) -> bool:
+    """Whether `wait` returns at once."""
+    ...
+
+  def forget(self, number: int) -> None:
+    """Drops values below that number, which no position asks for again."""
+    ...
+
+  def resume(self, number: int) -> None:
+    """Drops values above that number, whose steps are yet to come."""
+    ...
+
+  def all(self) -> dict[int, Float[np.ndarray, ' *shape']]:
+    """Returns all values that are there."""
+    ...
+
+
+@runtime_checkable
 class Probe(Protocol):
   """Tells a schedule what rows did. `StepProbe` is the one of training.
 
   A schedule asks in `__next__`, by the planner's thread, `settle` batches after
   the one that closes the window or scores. Those are trained meanwhile, so
   neither side waits for the other.
+
+  Attributes:
+    losses: f32[] of held-out examples or steps, by numbers of the schedule.
+    logits: f32[B] of the model, by numbers of the source's batches.
   """
+
+  losses: Numbered
+  logits: Numbered
 
   def row_change(self, window: int) -> RowChange:
     """Waits for the change of rows in the window closed under this number."""
-    ...
-
-  def loss(self, number: int) -> float:
-    """Waits for the loss under this number, of held-out examples or a step."""
-    ...
-
-  @property
-  def losses(self) -> dict[int, float]:
-    """All losses that are there, by number."""
-    ...
-
-  def forget_losses(self, number: int) -> None:
-    """Forgets losses below that number, which no position asks for again."""
-    ...
-
-  def resume_losses(self, number: int) -> None:
-    """Forgets losses above that number, whose batches are yet to come."""
-    ...
-
-  def predicted(self, number: int) -> Float[np.ndarray, ' _B']:
-    """Waits for the logits of the source's batch of that number."""
-    ...
-
-  def knows_predicted(self, number: int) -> bool:
-    """Whether `predicted` returns at once."""
-    ...
-
-  def resume_predicted(self, number: int) -> None:
-    """Forgets logits above that number, whose steps are yet to come."""
     ...
 
   def resume(self, window: int | None) -> None:

@@ -5,8 +5,8 @@ same examples are known. So examples that wait to be trained keep the scorer's
 losses here, in the order in which they are cut into batches.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, SupportsFloat
 
 from jaxtyping import Float
 import numpy as np
@@ -74,7 +74,7 @@ class Beside:
     self.number += 1
     return self.number
 
-  def ask(self, loss: Callable[[int], float]) -> None:
+  def ask(self, loss: Callable[[int], SupportsFloat]) -> None:
     """Asks for the losses of steps that are late enough.
 
     Args:
@@ -85,7 +85,7 @@ class Beside:
       weight, losses = self._cut.pop(0)
       of_model = self._known.pop(self.told, None)
       if of_model is None:
-        of_model = loss(self.told)
+        of_model = float(loss(self.told))
       self.heard.append(of_model)
       apart = of_model - losses / weight if weight else np.nan
       if np.isfinite(apart):
@@ -124,7 +124,10 @@ class Beside:
     self.segments, self.heard = tuple(ended), []
 
   def resume(
-    self, steps: int, heard: Float[np.ndarray, ' n'], losses: dict[int, float]
+    self,
+    steps: int,
+    heard: Float[np.ndarray, ' n'],
+    losses: Mapping[int, SupportsFloat],
   ) -> None:
     """Knows the losses of the steps that follow a whole state.
 
@@ -137,4 +140,4 @@ class Beside:
     """
     self._known = dict(enumerate(heard.tolist(), self.told + 1))
     for number in range(self.told + 1 + len(heard), self.number + steps + 1):
-      self._known[number] = losses.get(number, np.nan)
+      self._known[number] = float(losses.get(number, np.nan))

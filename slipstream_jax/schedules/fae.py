@@ -241,7 +241,7 @@ class FaeOrder(OrderedSource):
       if self._delivered - delivered < self._settle:
         return
       del self._losses[0]
-      loss = self._probe.loss(number)
+      loss = float(self._probe.losses.wait(number))
       self._rate, self._history = after_swap(self._rate, self._history, loss)
 
   def _take(self, kind: int) -> Batch:
@@ -311,7 +311,7 @@ class FaeOrder(OrderedSource):
     """Forgets losses of steps to come."""
     if self._probe is not None:
       asked = self._number if self._ask is None else self._number - 1
-      self._probe.resume_losses(asked)
+      self._probe.losses.resume(asked)
 
 
 _COUNTS = (

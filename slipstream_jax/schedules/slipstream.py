@@ -336,10 +336,10 @@ class Slipstream(Schedule):
     copy, spent, self._spent = self._queue.cut(), self._spent, Spent()
     if self._beside is not None:
       fields['tells'] = self._beside.cut(waiting - self._queue.waiting)
-      self._beside.ask(self._probe.loss)
+      self._beside.ask(self._probe.losses.wait)
       # No step is as late as that and yet to be trained.
       late = self._settings.chosen_phases.settle
-      self._probe.forget_losses(self._beside.told - late)
+      self._probe.losses.forget(self._beside.told - late)
     if self._ahead is not None:
       fields['predicts'] = self._ahead.delivered(self._base['read'])
     marks |= {'state': self.get_state(), 'edge': Edge(**fields)}
@@ -395,7 +395,7 @@ class Slipstream(Schedule):
     name = SETTLE if settles else phase.name
     scores = None
     if self._ahead is not None:
-      asked = number, prepared.size, self._probe.predicted
+      asked = number, prepared.size, self._probe.logits.wait
       scores = self._ahead.scores(*asked)
     batch, index = self._chooser.choose(prepared, name, number, scores)
     if (event := self._chooser.event) and 'event' not in self._marks:
@@ -530,18 +530,18 @@ class Slipstream(Schedule):
     self._pending, self._nothing = None, state['nothing']
     self._chooser.set_state(state['chooser'])
     if self._ahead is not None:
-      self._ahead.set_state(state['ahead'], self._probe.knows_predicted)
+      self._ahead.set_state(state['ahead'], self._probe.logits.knows)
     self._note(self._source.get_state())
     if self._beside is not None and 'heard' in state:
-      steps, losses = state['emitted'], self._probe.losses
+      steps, losses = state['emitted'], self._probe.losses.all()
       self._beside.resume(steps, state['heard'], losses)
     for _ in range(state['emitted']):
       next(self)
     self._source.resumed()
     if self._beside is not None:
-      self._probe.resume_losses(self._beside.number)
+      self._probe.losses.resume(self._beside.number)
     if self._ahead is not None:
-      self._probe.resume_predicted(self._ahead.last)
+      self._probe.logits.resume(self._ahead.last)
     window = None
     if self._phases.window and self._pending is not None:
       # One less was left as soon as the batch that closes it was delivered.

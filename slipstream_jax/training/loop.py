@@ -248,7 +248,7 @@ def _take_step(
     if scheduled.edge.scores is not None:
       score_held_out(trainer, scheduled.edge.scores)
     if scheduled.edge.tells is not None:
-      trainer.probe.put_loss(scheduled.edge.tells, loss)
+      trainer.probe.losses.put(scheduled.edge.tells, loss)
     _put_predicted(trainer, scheduled.edge.predicts, predicted)
     trained = int(np.count_nonzero(scheduled.batch.weights))
     count = Counters(scheduled.seen, trained, scheduled.dropped)
@@ -618,7 +618,7 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
   # Offsets are for training only.
   inputs = to_device((inverses, on_device(batch)._replace(offset=None)))
   loss = trainer.programs.loss(*on_first(variables), *inputs)
-  trainer.probe.put_loss(number, loss)
+  trainer.probe.losses.put(number, loss)
 
 
 def predict(
@@ -651,8 +651,8 @@ def _put_predicted(
   if asked is None:
     return
   for (number, _), logits in zip(asked.batches, predicted, strict=True):
-    trainer.probe.put_predicted(number, logits)
-  trainer.probe.forget_predicted(asked.since)
+    trainer.probe.logits.put(number, logits)
+  trainer.probe.logits.forget(asked.since)
 
 
 def _with_loss(
@@ -695,7 +695,7 @@ def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
   with held():
     batches.advance()
     if scheduled.edge.tells is not None:
-      trainer.probe.put_loss(scheduled.edge.tells, math.nan)
+      trainer.probe.losses.put(scheduled.edge.tells, math.nan)
     _put_predicted(trainer, scheduled.edge.predicts, predicted)
     left_out = Counters(
       examples_seen=scheduled.seen, examples_dropped=scheduled.dropped + real

@@ -394,7 +394,8 @@ def slipstream(
   multiple = trainer.recipe.microbatches
   if trainer.over is not None:
     multiple = trainer.over.parts
-  if settings.policy is None and settings.chosen_mode.drops_examples:
+  drops = settings.chosen_mode.drops_examples
+  if settings.policy is None and drops:
     settings = settings._replace(policy=best_policy(trainer))
   if settings.phases is None or settings.refill is None:
     source = bound = bound_to(source, trainer.shape.tables)
@@ -403,8 +404,8 @@ def slipstream(
       settings = settings._replace(phases=phases_for(length))
     if settings.refill is None:
       cuts = regrouping is not None and regrouping.queue is not None
-      long = cuts or length is None or length >= SHORT
-      settings = settings._replace(refill=long)
+      short = length is not None and length < SHORT
+      settings = settings._replace(refill=cuts or not (drops and short))
   how = settings, batches, regrouping, multiple
   spec = systems.SCHEDULES['slipstream'](*how)
   return scheduled(trainer, source, spec, depth, workers)

@@ -15,7 +15,7 @@ PHASES = slip.Phases(4, 5, 3, 25)
 SKIPS = {
   'none': None,
   'surprise': slip.Skip(0.3, 'surprise', phases=PHASES),
-  'stale': slip.Skip(0.4, 'stale', phases=PHASES),
+  'stale': slip.Skip(0.4, 'stale', phases=PHASES, refill=True),
   'rows': slip.Skip(0.4, mode='rows', phases=PHASES),
   'model': slip.Skip(0.3, scorer='model', phases=slip.Phases(6, 0, 3, 25)),
 }

@@ -243,7 +243,7 @@ def trained_rows(source, depth=2, skips=False):
     hot=small.hot(small.columns(32 * 12)),
   )
   phases = Phases(warm_up=2, window=2, settle=2, period=20)
-  chosen = Skip(0.4, POLICIES['random'], 'examples', phases)
+  chosen = Skip(0.4, POLICIES['random'], 'examples', phases, refill=True)
   batches = (
     slipstream(trainer, source, chosen, depth=depth)
     if skips

@@ -3,6 +3,7 @@
 import itertools
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -202,11 +203,21 @@ def test_a_step_on_the_host_takes_its_cores():
 
 
 def timed(
-  one, spent, seen, dropped, *, trained=100, wait=bool, work=bool, edge=NO_EDGE
+  one,
+  spent,
+  seen,
+  dropped,
+  *,
+  trained=100,
+  wait=bool,
+  work=bool,
+  edge=NO_EDGE,
+  size=None,
 ):
   weights = (np.arange(100) < trained).astype(np.float32)
   batch = Batch(None, None, np.zeros(100), weights)
-  with one.timed(spent, ScheduledBatch(batch, {}, seen, dropped, edge), wait):
+  item = ScheduledBatch(batch, {}, seen, dropped, edge, batch_size=size)
+  with one.timed(spent, item, wait):
     work()
 
 
@@ -273,6 +284,12 @@ def test_some_steps_are_taken_alone_while_examples_are_left_out(monkeypatch):
   assert len(waits) == 40
   assert one.payoff()[:2] == pytest.approx((0.75, 40))  # of a full batch
   assert one.host_ms() == pytest.approx((0.5, 1, 0, 0, 6, 0, 11))
+  # An accelerator may take a smaller batch in the time of a full one.
+  for size, known in ((100, 'cpu gpu'), (101, 'cpu')):
+    timed(one, spent, 200, 150, trained=50, size=size)
+    for backend in ('gpu', 'cpu'):
+      monkeypatch.setattr(jax, 'default_backend', lambda name=backend: name)
+      assert (one.payoff() is not None) == (backend in known)
   # What predictions for other batches take is not measured.
   timed(one, spent, 200, 150, wait=wait, edge=Edge(predicts=Predictions((), 0)))
   assert one.payoff() is None

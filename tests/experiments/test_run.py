@@ -316,6 +316,10 @@ def test_skipping_that_costs_time_is_told_in_one_line(
       {'skipping_saves_time': None, 'scorer': 'model'},
       'unknown, .* the model to predict',
     ),
+    (
+      {'skipping_saves_time': None, 'skip_refill': False},
+      'unknown, .* smaller step',
+    ),
     ({'log_loss': 0.37}, 'unknown, .* far worse than the model'),
     ({'scorer_log_loss': 0.4}, 'unknown, .* far better than the model'),
   ],
@@ -324,6 +328,7 @@ def test_a_run_says_whether_choosing_pays(known, says):
   summary = {
     'choosing': gain.VERDICTS[0],
     'scorer': 'linear',
+    'skip_refill': True,
     'skipping_saves_time': True,
     'step_ms': 2.0,
     'step_ms_to_pay': 3.0,

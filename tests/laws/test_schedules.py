@@ -208,10 +208,10 @@ def planned(source, spec, placement, depth, workers, most=60):
           probe.put(trainer.window, trainer.change)
         if item.scheduled.edge.scores is not None:
           number = item.scheduled.edge.scores
-          probe.put_loss(number, trainer.losses[number])
+          probe.losses.put(number, trainer.losses[number])
         if item.scheduled.edge.predicts is not None:
           for number, _ in item.scheduled.edge.predicts.batches:
-            probe.put_predicted(number, trainer.logits[number])
+            probe.logits.put(number, trainer.logits[number])
     except UserError:
       pass
   return emitted, trainer.rows

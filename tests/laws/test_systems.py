@@ -341,7 +341,7 @@ def test_a_step_that_fails_is_tried_again(system):
   assert trainer.engine.counters == whole[2]
 
 
-SKIP = Skip(0.5, 'stale', 'examples', Phases(2, 3, 4, 10), seed=3)
+SKIP = Skip(0.5, 'stale', 'examples', Phases(2, 3, 4, 10), seed=3, refill=True)
 
 
 @every_system

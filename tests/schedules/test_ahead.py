@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.engine.pipeline import StepProbe
+from slipstream_jax.engine.pipeline import Numbered
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.ahead import Ahead
 from slipstream_jax.training import loop
@@ -91,7 +91,7 @@ def test_a_position_needs_what_was_predicted_before():
 def test_scores_are_what_the_model_predicts_then():
   """And the rows that are loaded for them are counted."""
   steps, batches, known = {}, {}, {}
-  predict, put = loop.predict, StepProbe.put_predicted
+  predict, put = loop.predict, Numbered.put
 
   def predicted(trainer, item):
     asked = item.scheduled.edge.predicts
@@ -100,15 +100,15 @@ def test_scores_are_what_the_model_predicts_then():
       batches[number] = batch
     return predict(trainer, item)
 
-  def noted(probe, number, logits):
+  def noted(mailbox, number, logits):
     known[number] = np.asarray(jax.device_get(logits))
-    put(probe, number, logits)
+    put(mailbox, number, logits)
 
   skip = slip.Skip(0, scorer='model', phases=slip.Phases(2, 0, 3, 25))
   with (
     shop.trainer(placement='streamed') as scored,
     mock.patch.object(loop, 'predict', predicted),
-    mock.patch.object(StepProbe, 'put_predicted', noted),
+    mock.patch.object(Numbered, 'put', noted),
   ):
     scored.train(shop.source(), 30, skip=skip)
   assert len(known) > 20

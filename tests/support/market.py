@@ -21,7 +21,7 @@ ADMIT = {'user': 1, 'item': 2}
 PHASES = slip.Phases(4, 5, 3, 17)
 SKIPS = {
   'none': None,
-  'stale': slip.Skip(0.5, 'stale', phases=PHASES),
+  'stale': slip.Skip(0.5, 'stale', phases=PHASES, refill=True),
   'random': slip.Skip(0.6, 'random', phases=PHASES, drop_of='hot'),
   'rows': slip.Skip(0.6, mode='rows', phases=PHASES),
   'model': slip.Skip(0.4, scorer='model', phases=slip.Phases(1, 0, 3, 9)),

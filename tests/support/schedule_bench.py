@@ -134,11 +134,44 @@ class TrainerParts:
       self.logits = kept | logits
 
 
+class Told:
+  """What the trainer's steps tell under numbers, in one of its fields."""
+
+  def __init__(self, field, trainer, planned):
+    self.field, self.trainer, self.planned = field, trainer, planned
+
+  def all(self):
+    return getattr(self.trainer, self.field)
+
+  def knows(self, number):
+    return number in self.all()
+
+  def wait(self, number):
+    while not self.knows(number):
+      if not self.planned:
+        raise Deadlock(f'{number} of the {self.field} {sorted(self.all())}')
+      self.trainer.step(self.planned.popleft())
+    return np.asarray(self.all()[number])
+
+  def forget(self, number):
+    self._keep(lambda n: n >= number)
+
+  def resume(self, number):
+    assert self.field != 'losses' or number == max(self.all(), default=0)
+    self._keep(lambda n: n <= number)
+
+  def _keep(self, keeps):
+    kept = {n: x for n, x in self.all().items() if keeps(n)}
+    setattr(self.trainer, self.field, kept)
+
+
 class Probe:
   """Lets the steps that are planned be taken while the schedule waits."""
 
   def __init__(self, trainer, planned):
     self.trainer, self.planned = trainer, planned
+    self.losses = Told('losses', trainer, planned)
+    self.logits = Told('logits', trainer, planned)
 
   def row_change(self, window):
     while self.trainer.window != window:
@@ -147,40 +180,8 @@ class Probe:
       self.trainer.step(self.planned.popleft())
     return self.trainer.change
 
-  def loss(self, number):
-    while number not in self.trainer.losses:
-      if not self.planned:
-        raise Deadlock(f'loss {number} of {sorted(self.trainer.losses)}')
-      self.trainer.step(self.planned.popleft())
-    return self.trainer.losses[number]
-
-  def predicted(self, number):
-    while number not in self.trainer.logits:
-      if not self.planned:
-        raise Deadlock(f'batch {number} of {sorted(self.trainer.logits)}')
-      self.trainer.step(self.planned.popleft())
-    return self.trainer.logits[number]
-
-  @property
-  def losses(self):
-    return self.trainer.losses
-
-  def forget_losses(self, number):
-    losses = self.trainer.losses.items()
-    self.trainer.losses = {n: x for n, x in losses if n >= number}
-
   def resume(self, window):
     assert window in (None, self.trainer.window)
-
-  def resume_losses(self, number):
-    assert number == max(self.trainer.losses, default=0)
-
-  def knows_predicted(self, number):
-    return number in self.trainer.logits
-
-  def resume_predicted(self, number):
-    logits = self.trainer.logits.items()
-    self.trainer.logits = {n: x for n, x in logits if n <= number}
 
 
 class Position(NamedTuple):

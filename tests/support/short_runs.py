@@ -60,7 +60,7 @@ def skip(mode):
     return Skip('auto', phases=PHASES, seed=3)
   if mode == 'model':
     return Skip(0.4, 'surprise', phases=PHASES, seed=3, scorer='model')
-  return Skip(0.5, 'stale', mode, PHASES, seed=3)
+  return Skip(0.5, 'stale', mode, PHASES, seed=3, refill=True)
 
 
 UNBROKEN = {}
