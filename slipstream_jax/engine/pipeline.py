@@ -69,8 +69,8 @@ class _StepWaiter:
       self.here.notify_all()
 
 
-class Numbered:
-  """Values by number in a mailbox, which step's thread puts, on any device."""
+class StepValues:
+  """Values by number, which the step's thread puts, on any device."""
 
   def __init__(self, mailbox: _StepWaiter, needed: str, got: str) -> None:
     """Starts empty. The words are of the error if a wait is interrupted."""
@@ -134,8 +134,8 @@ class StepProbe(_StepWaiter):
     """Makes an empty mailbox."""
     super().__init__(threading.Condition())
     self.window, self.change = 0, None
-    self.losses = Numbered(self, 'loss number {}', 'no step that puts it')
-    self.logits = Numbered(
+    self.losses = StepValues(self, 'loss number {}', 'no step that puts it')
+    self.logits = StepValues(
       self,
       'what the model predicts of batch {} of the source',
       'no step before which it does',

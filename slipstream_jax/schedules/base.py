@@ -180,14 +180,17 @@ class Probe(Protocol):
   A schedule asks in `__next__`, by the planner's thread, `settle` batches after
   the one that closes the window or scores. Those are trained meanwhile, so
   neither side waits for the other.
-
-  Attributes:
-    losses: f32[] of held-out examples or steps, by numbers of the schedule.
-    logits: f32[B] of the model, by numbers of the source's batches.
   """
 
-  losses: Numbered
-  logits: Numbered
+  @property
+  def losses(self) -> Numbered:
+    """Losses f32[] of held-out examples or steps, by the schedule's numbers."""
+    ...
+
+  @property
+  def logits(self) -> Numbered:
+    """Logits f32[B] of the model, by numbers of the source's batches."""
+    ...
 
   def row_change(self, window: int) -> RowChange:
     """Waits for the change of rows in the window closed under this number."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.engine.pipeline import Numbered
+from slipstream_jax.engine.pipeline import StepValues
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.ahead import Ahead
 from slipstream_jax.training import loop
@@ -91,7 +91,7 @@ def test_a_position_needs_what_was_predicted_before():
 def test_scores_are_what_the_model_predicts_then():
   """And the rows that are loaded for them are counted."""
   steps, batches, known = {}, {}, {}
-  predict, put = loop.predict, Numbered.put
+  predict, put = loop.predict, StepValues.put
 
   def predicted(trainer, item):
     asked = item.scheduled.edge.predicts
@@ -108,7 +108,7 @@ def test_scores_are_what_the_model_predicts_then():
   with (
     shop.trainer(placement='streamed') as scored,
     mock.patch.object(loop, 'predict', predicted),
-    mock.patch.object(Numbered, 'put', noted),
+    mock.patch.object(StepValues, 'put', noted),
   ):
     scored.train(shop.source(), 30, skip=skip)
   assert len(known) > 20

@@ -109,7 +109,7 @@ def test_the_loss_of_held_out_examples_is_their_weighted_mean():
   def loss(weights):
     trainer.held_out = batch._replace(weights=np.float32(weights))
     score_held_out(trainer, 1)
-    return trainer.probe.losses.wait(1)
+    return float(trainer.probe.losses.wait(1))
 
   losses = [loss(one) for one in np.eye(16)]
   assert len(set(losses)) > 8
