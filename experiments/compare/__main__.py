@@ -7,8 +7,8 @@ r"""Trains plainly and with several policies, and compares the results.
 
 Each seed trains plainly, and then with every policy at every target, a share of
 all examples. Random dropping is always included. Without --policies, these are
-the published policies and ours. `random_small` is `random` with batches that
-are not filled up again; so for any policy. `auto` drops as many as
+the published policies and ours. `random_small` is `random` with a smaller step
+for each batch read; so for any policy. `auto` drops as many as
 config.skip.drop=auto finds, whatever the targets.
 
 --own names a function of yours. It takes the config and returns a data set, or

@@ -51,8 +51,8 @@ KNOWN = dict.fromkeys(
 )
 """Names that may be asked for."""
 ANCHORS = (
-  *('random', 'random_small', 'negatives', 'local_case_control'),
-  *('infobatch_once', 'surprise', 'stale', OURS, AUTO),
+  *(CONTROL, 'negatives', 'local_case_control', 'infobatch_once'),
+  *('surprise', 'stale', OURS, AUTO),
 )
 """Policies of the default comparison: control, published ones, and ours."""
 SEEDS, HALF = (2, 6), 0.001
@@ -132,8 +132,8 @@ def configured(
       skip.drop = 'auto'
   elif cell.policy != PLAIN:
     skip.policy, skip.drop = cell.policy.removesuffix(SMALL), cell.target
-  if small or cell.policy == CONTROL:  # one control, whatever the default is
-    skip.refill = not small
+  if small:
+    skip.refill = False
   return changed
 
 

@@ -6,7 +6,7 @@ from experiments.compare.job import ANCHORS
 from experiments.compare.results import Cell, PLAIN, Point, Run
 
 SEEN = 100_000
-_LOST = {'random': 1.0, 'random_small': 0.9, 'stale': 1.3, 'negatives': 0.4}
+_LOST = {'random': 1.0, 'stale': 1.3, 'negatives': 0.4}
 
 
 def cells(policies=ANCHORS, targets=(0.2, 0.4, 0.6)):

@@ -34,17 +34,17 @@ def test_what_cannot_be_compared_is_refused(policy, target, where):
   assert raised.value.where == where
 
 
+@pytest.mark.parametrize('refill', [True, None])
 @pytest.mark.parametrize('name', [*POLICIES, 'random_small'])
-def test_a_config_says_what_is_run(name):
-  config = smoke(**{'skip.refill': name == 'random_small'})
+def test_a_config_says_what_is_run(name, refill):
+  config = smoke(**{'skip.refill': refill})
   before = config.to_json_best_effort()
   changed = job.configured(config, Cell(name, 0.25)).skip
   assert config.to_json_best_effort() == before
   assert changed.mode == 'examples'
   assert changed.policy == name.removesuffix('_small')
   assert changed.drop == 0.25
-  if name in ('random', 'random_small'):
-    assert changed.refill == (name == 'random')
+  assert changed.refill is (False if name == 'random_small' else refill)
   assert job.configured(config, Cell('plain', 0.0)).skip.mode == 'off'
 
 

@@ -167,4 +167,6 @@ def test_a_page_without_a_known_auc_has_no_picture(tmp_path):
 
 def test_random_and_surprise_have_colors_of_their_own():
   colors = [page._look(name)['color'] for name in ('plain', *ANCHORS)]
-  assert len({*colors}) == len(colors) - 1  # random_small is dotted
+  assert len({*colors}) == len(colors)
+  small = page._look('random_small')
+  assert small == page._look('random') | {'linestyle': ':'}
