@@ -30,11 +30,10 @@ from experiments.common.record import Recorder
 from experiments.run.guard import Guard
 from experiments.run.summary import (
   auto_in_words,
-  choosing_in_words,
-  cost_in_words,
   Cycles,
   draw_curve,
   figures,
+  paid_in_words,
   record_event,
   Run,
   summarize,
@@ -198,9 +197,7 @@ def _print_figures(run: Run, summary: dict[str, Any]) -> None:
   elif not run.config.train.keep_checkpoint:
     longer = 'start anew, because config.train.keep_checkpoint is False'
   tell = report.teller(run.screen)
-  if (words := choosing_in_words(summary)) is not None:
-    tell(f'does it pay to choose examples? {words}')
-  elif (words := cost_in_words(summary)) is not None:
+  if (words := paid_in_words(summary)) is not None:
     tell(words)
   if (words := auto_in_words(run.recorder.lines, summary)) is not None:
     tell(words)

@@ -12,11 +12,12 @@ from rich.console import Console
 from experiments.common import build, page, report
 from experiments.common.meter import compiled, Meter
 from experiments.common.record import Recorder
+from slipstream_jax.api.history import cost_in_words, pays_in_words
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.source import Dataset
+from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.pipeline import PlannedBatches
-from slipstream_jax.scoring.base import MODEL
-from slipstream_jax.selection.gain import APART, VERDICTS
+from slipstream_jax.selection.gain import VERDICTS
 from slipstream_jax.selection.policies import POLICIES, RANDOM
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.retrieval import NDCG, RECALL
@@ -209,65 +210,17 @@ def _paid(run: Run) -> dict[str, Any]:
   }
 
 
-def choosing_in_words(summary: dict[str, Any]) -> str | None:
-  """Returns whether it pays to choose examples by scores: yes, no or unknown.
-
-  The reason follows. None if the run did not choose by scores. The scorer's
-  loss is over the whole run, before it learned from each example.
-  """
-  worth, saves = summary['choosing'], summary['skipping_saves_time']
-  if worth is None:
-    return None
-  if worth == VERDICTS[3]:
-    return f'unknown, as there were {worth}'
-  if worth != VERDICTS[0]:
-    return f'no, {worth}'
-  if saves is False:
-    return f'no, {cost_in_words(summary)}'
-  scorer, model = summary['scorer_log_loss'], summary['log_loss']
-  losses = f'(log loss {scorer:.4f}, and {model:.4f} of the model)'
-  if scorer > APART * model:
-    return (
-      f'unknown, because the scores are far worse than the model {losses}: what'
-      ' they call easy may still teach it'
-    )
-  if model > APART * scorer:
-    return (
-      f'unknown, because the scores are far better than the model {losses}:'
-      ' train it better first'
-    )
-  if saves is None and summary['scorer'] == MODEL:
-    return (
-      'unknown, because nothing measures what it takes the model to predict:'
-      ' compare the time with that of scorer linear'
-    )
-  if saves is None and not summary['skip_refill']:
-    return (
-      'unknown, because nothing measures how much sooner a smaller step ends:'
-      ' compare the time with refill=True'
-    )
-  if saves is None:
-    return 'unknown, because this run was too short to see if it saves time'
-  return 'yes, the scores tell what teaches little, and it saves time'
-
-
-def cost_in_words(summary: dict[str, Any]) -> str | None:
-  """Returns that choosing costs more time than it saves, or None."""
-  if summary['skipping_saves_time'] in (None, True):
-    return None
-  needed, step = summary['step_ms_to_pay'], summary['step_ms']
-  if needed is None:
-    why = 'choosing takes the cores that the steps need, as they run on the CPU'
-  else:
-    why = (
-      f'it pays where a step takes the device more than {needed:.3g} ms, and '
-      f'here it takes {step:.3g} ms'
-    )
-  share = summary['examples_dropped_share']
-  return (
-    f'leaving out {share:.0%} of the examples costs more time than it saves: '
-    f'{why}'
-  )
+def paid_in_words(summary: dict[str, Any]) -> str | None:
+  """Returns whether skipping pays, if examples were chosen or it does not."""
+  paid, worth = None, summary['choosing']
+  if (pays := summary['skipping_saves_time']) is not None:
+    share, step = summary['examples_dropped_share'], summary['step_ms']
+    paid = Payoff(share, step, summary['step_ms_to_pay'], pays)
+  if worth is not None:
+    losses = summary['scorer_log_loss'], summary['log_loss']
+    words = pays_in_words(VERDICTS.index(worth), paid, *losses)
+    return f'does it pay to choose examples? {words}'
+  return None if paid is None or paid.pays else cost_in_words(paid)
 
 
 def auto_in_words(

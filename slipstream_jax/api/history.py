@@ -9,7 +9,7 @@ import numpy as np
 from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.gain import VERDICTS
+from slipstream_jax.selection.gain import APART, VERDICTS
 from slipstream_jax.training.metrics import Metrics
 
 SHORT = 0.02
@@ -69,18 +69,24 @@ class History(NamedTuple):
     words = [f'{left_out:,} of {seen:,} examples left out']
     if self.asked and left_out < (self.asked - SHORT) * seen:
       words[0] += f', fewer than the {self.asked:.0%} asked for'
-    if self.choosing is not None and self.choosing != VERDICTS[0]:
-      words.append(self.choosing)
+    if self.choosing is not None:
+      words.append(f'does choosing pay? {self.choosing}')
     return words
 
   @property
   def choosing(self) -> str | None:
-    """Whether choosing examples by scores can pay, in words.
+    """Whether choosing examples by scores pays: yes, no or unknown, and why.
 
-    By the last report of the scorer in these events. None: there was none.
+    By the last report of the scorer in these events, and the last validation.
+    None: there was no report.
     """
-    last = [event['verdict'] for event in self.events if 'verdict' in event]
-    return VERDICTS[last[-1]] if last else None
+    reports = [event for event in self.events if 'verdict' in event]
+    if not reports:
+      return None
+    last = self.validations[-1:]  # none, or one
+    of_model = [numbers_of(one.metrics).get('log_loss') for one in last]
+    losses = reports[-1]['scorer_log_loss'], *of_model
+    return pays_in_words(reports[-1]['verdict'], self.payoff, *losses)
 
   @property
   def best(self) -> Validation | None:
@@ -180,6 +186,60 @@ class History(NamedTuple):
     if self.best is not None:
       label = f'best, step {self.best.step:,}'
       plot.axvline(self.best.step, color='0.5', lw=0.8, ls='--', label=label)
+
+
+def pays_in_words(
+  verdict: int,
+  payoff: Payoff | None,
+  scorer: float | None = None,
+  model: float | None = None,
+) -> str:
+  """Returns whether choosing by scores pays: yes, no or unknown, and why.
+
+  Args:
+    verdict: a place in `VERDICTS`.
+    payoff: whether it saves time. None: that was not measured.
+    scorer: log loss of the scores, before their labels were learned from.
+    model: log loss of the model on held-out examples. None: not known.
+  """
+  if verdict == 3:
+    return f'unknown, as there were {VERDICTS[verdict]}'
+  if verdict:
+    return f'no, {VERDICTS[verdict]}'
+  if payoff is not None and not payoff.pays:
+    return f'no, {cost_in_words(payoff)}'
+  if scorer and model and max(scorer / model, model / scorer) > APART:
+    losses = f'(log loss {scorer:.4f}, and {model:.4f} of the model)'
+    far, hint = 'worse', 'what they call easy may still teach it'
+    if model > scorer:
+      far, hint = 'better', 'train it better first'
+    return (
+      f'unknown, because the scores are far {far} than the model {losses}: '
+      f'{hint}'
+    )
+  if payoff is None:
+    return (
+      'unknown, because it was not measured whether that saves time: the run '
+      'was too short, the model is the scorer, or an accelerator takes smaller '
+      'steps'
+    )
+  return 'yes, the scores tell what teaches little, and it saves time'
+
+
+def cost_in_words(payoff: Payoff) -> str:
+  """Returns that skipping costs more time than it saves."""
+  needed = payoff.step_ms_to_pay
+  if needed is None:
+    why = 'choosing takes the cores that the steps need, as they run on the CPU'
+  else:
+    why = (
+      f'it pays where a step takes the device more than {needed:.3g} ms, and '
+      f'here it takes {payoff.step_ms:.3g} ms'
+    )
+  return (
+    f'leaving out {payoff.left_out:.0%} of the examples costs more time than '
+    f'it saves: {why}'
+  )
 
 
 def numbers_of(metrics: Metrics) -> dict[str, float]:

@@ -1,10 +1,14 @@
 """`train` in passes, validated, stopped early: as a user would write it."""
 
+import re
+
 import numpy as np
 import pytest
 
 import slipstream_jax as slip
+from slipstream_jax.api.history import pays_in_words
 from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.engine.clock import Payoff
 from slipstream_jax.errors import UserError
 from tests.api import shop
 
@@ -98,11 +102,8 @@ def test_a_run_says_that_less_was_left_out_than_asked():
     assert trainer.train(shop.source(), epochs=1, skip=freezing).asked is None
 
 
-@pytest.mark.parametrize(
-  ('noise', 'says'),
-  [(True, 'no better than the base rate'), (False, 'may pay')],
-)
-def test_a_run_says_whether_choosing_can_pay(noise, says):
+@pytest.mark.parametrize('noise', [True, False])
+def test_a_run_says_whether_choosing_can_pay(noise):
   """By labels that ids say nothing of, and by labels that they decide."""
   rng = np.random.default_rng(0)
   ids = rng.integers(0, 50, 40_000)
@@ -116,8 +117,49 @@ def test_a_run_says_whether_choosing_can_pay(noise, says):
   with slip.Trainer(model, {'id': slip.Table(50, 4)}) as trainer:
     skip = slip.Skip(0.3, phases=slip.Phases(warm_up=5, settle=5))
     history = trainer.train(source, steps=60, skip=skip)
-  assert says in history.choosing
-  assert (says in repr(history)) == noise
+  says = 'no, nothing to gain here: scores are no better than the base rate'
+  assert (history.choosing == says) == noise  # else its time decides
+  assert f'does choosing pay? {history.choosing}' in repr(history)
+
+
+@pytest.mark.parametrize(
+  ('known', 'says'),
+  [
+    ({}, 'yes, '),
+    ({'verdict': 1}, 'no, nothing to gain.* base rate'),
+    ({'verdict': 2}, 'no, nothing to gain.* too uncertain'),
+    ({'verdict': 3}, 'unknown, .* too few examples'),
+    ({'payoff': Payoff(0.4, 2.0, 3.0, False)}, 'no, .* 40% .* more than 3 ms'),
+    ({'payoff': Payoff(0.4, 2.0, None, False)}, 'no, .* 40% .* the CPU'),
+    ({'payoff': None}, 'unknown, .* too short'),
+    ({'model': 0.37}, 'unknown, .* far worse than the model'),
+    ({'scorer': 0.4}, 'unknown, .* far better than the model'),
+    ({'model': None}, 'yes, '),
+  ],
+)
+def test_a_run_says_whether_choosing_pays(known, says):
+  of = {'verdict': 0, 'payoff': Payoff(0.4, 4.0, 3.0, True)}
+  of |= {'scorer': 0.46, 'model': 0.45} | known
+  assert re.match(says, pays_in_words(**of))
+
+
+def test_a_validated_run_says_if_scores_are_far_from_the_model():
+  """Here the model may not learn, so what the scorer knows is far better."""
+  ids = np.random.default_rng(0).integers(0, 50, 40_000)
+  columns = {'id': ids}
+  source = slip.batches(None, columns, ids % 2, batch_size=1000, seed=0)
+  held_out = slip.batches(None, columns, ids % 2, batch_size=500, epochs=1)
+  model = slip.Functions(
+    lambda key, rows: {}, lambda params, rows: rows['id'].sum(axis=1)
+  )
+  slow = slip.sgd(1e-6)
+  with slip.Trainer(
+    model, {'id': slip.Table(50, 4)}, row_optimizer=slow
+  ) as trainer:
+    skip = slip.Skip(0.3, phases=slip.Phases(warm_up=5, settle=5))
+    how = {'validation': held_out, 'every': 30}
+    history = trainer.train(source, steps=30, skip=skip, **how)
+  assert 'far better than the model' in history.choosing
 
 
 def test_a_validated_run_reads_like_this():
