@@ -96,6 +96,7 @@ def settings(draw, world):
     draw(st.integers(0, 2)),
     draw(st.sampled_from([None, None, 0.0, 1e-2, math.inf])),
     draw(st.integers(0, 2)),
+    refill=draw(st.sampled_from([None, True])),
   )
 
 

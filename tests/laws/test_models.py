@@ -50,7 +50,7 @@ PLACINGS = {
   'swapped': 'swapped',
 }
 SKIPS = {
-  'surprise': slip.Skip(0.3, 'surprise', phases=PHASES),
+  'surprise': slip.Skip(0.3, 'surprise', phases=PHASES, refill=True),
   'rows': slip.Skip(0.4, mode='rows', phases=PHASES),
 }
 # Each model with one way to skip, in three placements of its own. Two are
