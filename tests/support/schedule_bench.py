@@ -135,7 +135,7 @@ class TrainerParts:
 
 
 class Told:
-  """What the trainer's steps tell under numbers, in one of its fields."""
+  """Values under numbers, which steps put into a field of the trainer."""
 
   def __init__(self, field, trainer, planned):
     self.field, self.trainer, self.planned = field, trainer, planned
